@@ -117,12 +117,23 @@ def test_a_payload_longer_than_an_attribute_is_the_body(toc: Toc, center: Timeou
     assert got == [long]
 
 
-@pytest.mark.parametrize("payload", [Remind("no"), {"member": 1}, None, 5, CLOSE])  # type: ignore[arg-type]
-def test_what_does_not_fit_is_refused_at_submit(toc: Toc, center: TimeoutCenter, payload: Any) -> None:
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (Remind("no"), "member: "),  # type: ignore[arg-type]
+        ({"member": 1}, "it is a dict, no Remind"),
+        (None, "it is a NoneType"),
+        (5, "it is a int"),
+        (CLOSE, "it is a CloseOrder"),
+    ],
+)
+def test_what_does_not_fit_is_refused_at_submit(
+    toc: Toc, center: TimeoutCenter, payload: Any, why: str
+) -> None:
     @center.handler("p.refused")
     def remind(what: Remind) -> None: ...
 
-    with pytest.raises(InvalidPayload, match="does not fit Remind"):
+    with pytest.raises(InvalidPayload, match=f"does not fit Remind: {why}"):
         remind.submit(payload, biz_id=1, delay=1)
     with pytest.raises(InvalidPayload, match="one payload"):
         remind.submit(biz_id=1, delay=1)  # type: ignore[call-arg]
@@ -157,7 +168,7 @@ def test_a_payload_of_another_version_is_given_back_for_an_hour_then_dead(
     def close(order: CloseOrder) -> None: ...
 
     job_id = toc.center.submit("p.version", biz_id=1, delay=60, attribute={"order": "secret"})
-    with pytest.raises(Misfit, match="total: Field required") as told:
+    with pytest.raises(Misfit, match="total: Field required; given back for an hour") as told:
         toc.advance("2h")
     assert "secret" not in str(told.value)
     looks = 1
@@ -250,6 +261,14 @@ def test_in_a_batch_only_those_fail_that_do_not_fit(toc: Toc, center: TimeoutCen
     assert len(got) == 4
 
 
+def test_a_dead_that_is_returned_as_a_class_counts(toc: Toc, center: TimeoutCenter) -> None:
+    @center.handler("p.class")
+    def bare(_task: Task) -> type[Dead]:
+        return Dead
+
+    assert toc.run(bare).status is TaskStatus.DEAD
+
+
 def no_type(thing: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 def a_number(order: int) -> None: ...
 def one_of_many(order: CloseOrder) -> None: ...
@@ -264,7 +283,7 @@ def unusable(order: list[CloseOrder]) -> None: ...
         (no_type, None, "Nowhere, cannot be found"),
         (a_number, None, "its first parameter is a int"),
         (one_of_many, 5, r"list\[CloseOrder\]"),
-        (three, None, "must take a task as its only argument, or after its payload"),
+        (three, None, r"after its payload, but is three\(order: .*more: "),
         (unfinished, None, "its payload Unfinished cannot be used"),
         (unusable, None, "lists need batch=N"),
     ],

@@ -50,7 +50,8 @@ class Handler:
         except TypeError as exc:
             takes = "a list of tasks" if batch else "a task"
             raise InvalidHandler(
-                f"the handler of {topic!r} must take {takes} as its only argument, or after its payload"
+                f"the handler of {topic!r} must take {takes} as its only argument, or after its payload, but "
+                f"is {getattr(call, '__name__', '')}{inspect.signature(call)}"
             ) from exc
         except ValueError:
             pass  # built-ins may have no signature

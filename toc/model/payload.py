@@ -44,6 +44,7 @@ class Payload(Generic[T]):
         from pydantic.errors import PydanticUserError
 
         self._name = kind.__name__
+        self._made_of = dict if is_typeddict(kind) else kind
         try:
             self._adapter = TypeAdapter(kind)
             self._adapter.rebuild()  # a model that names what is not defined yet is found now
@@ -54,6 +55,10 @@ class Payload(Generic[T]):
     def fields(self, payload: T) -> dict[str, Any]:
         """Return the arguments of a submit that carry a payload. Raises InvalidPayload unless the
         handler could read it."""
+        if not isinstance(payload, self._made_of):
+            raise InvalidPayload(
+                f"the payload does not fit {self._name}: it is a {type(payload).__name__}, no {self._name}"
+            )
         try:
             text = self._adapter.dump_json(payload, by_alias=True, round_trip=True, warnings="error")
             if b"null" in text:  # pydantic writes NaN and infinity so
@@ -62,7 +67,12 @@ class Payload(Generic[T]):
             self._adapter.validate_json(text)
             attribute = parse_object(text, most=len(text) + 1)
         except (ValueError, TypeError, RecursionError) as exc:
-            raise InvalidPayload(f"the payload does not fit {self._name}: {_misfit(exc)}") from exc
+            error: Exception = exc
+            try:  # a reader tells which field it is more plainly than a writer
+                self._adapter.validate_json(self._adapter.dump_json(payload, by_alias=True, warnings=False))
+            except (ValueError, TypeError, RecursionError) as plainer:
+                error = plainer
+            raise InvalidPayload(f"the payload does not fit {self._name}: {_misfit(error)}") from exc
         try:
             encode_attribute(attribute)
         except InvalidAttribute:  # it is too long
@@ -92,7 +102,8 @@ class Payload(Generic[T]):
         except InvalidPayload as exc:
             late = now_ms - to_ms(task.action_time)
             if late < PATIENCE_MS:
-                raise Misfit(now_ms + min(max(late, AGAIN_MS), MOST_MS), str(exc)) from exc
+                why = f"{exc}; given back for an hour, as another version of the handler may read it"
+                raise Misfit(now_ms + min(max(late, AGAIN_MS), MOST_MS), why) from exc
             raise Dead(f"{exc}, for an hour") from exc
 
 

@@ -311,7 +311,7 @@ class _Calls:
 
 def _returned(outcome: Any) -> Any:
     """Raise what a handler returned as its failure."""
-    if isinstance(outcome, (Retry, Dead)):
+    if isinstance(outcome, (Retry, Dead)) or outcome is Retry or outcome is Dead:
         raise outcome
     return outcome
 
