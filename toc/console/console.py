@@ -53,6 +53,8 @@ FORM_BYTES = 64 << 10
 MAX_FIELDS = 100
 EVERY_SECONDS = 5
 """How often an open page is brought up to date."""
+FRESH_SECONDS = EVERY_SECONDS - 0.5
+"""Open pages share what was read for one of them."""
 LOCAL = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
 
 _SAFE = {
@@ -214,7 +216,7 @@ class Console:
         found, values = self._find(parts.path, "GET")
         self._check(found, session)
         query = _query(parts.query.encode())
-        view = View(self._service, self._readings, session, parts.path, values, query, {})
+        view = View(self._service, self._readings, session, parts.path, values, query, {}, FRESH_SECONDS)
         headers = {**_SAFE, "x-accel-buffering": "no"}
         events = self._events(found, view, cookies, self._service.center.clock.now_ms())
         return Answer(b"", media_type="text/event-stream", headers=headers, parts=events)

@@ -7,6 +7,7 @@ import json
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -81,6 +82,8 @@ def seconds(value: Any) -> Cell:
 
 def span(value: float) -> str:
     """Return seconds as a text: 12 ms, 4.5 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
+    if not value:
+        return "0 s"
     if value < 1:
         return f"{value * 1000:.0f} ms"
     if value < 60:
@@ -192,6 +195,40 @@ class Table(Block):
     def rows(self) -> list[list[Cell]]:
         """What to show."""
         return [[one.cell(record) for one in self.columns] for record in self.records]
+
+
+@dataclass(frozen=True)
+class Picture(Block):
+    """Numbers of times that follow each other, as bars, and as a table of those that are not 0.
+
+    ``start`` is the first time (RFC 3339), ``step`` seconds. ``unit`` says what the numbers count. Those
+    above ``limit`` stand out.
+    """
+
+    start: str = ""
+    step: int = 60
+    values: Sequence[int] = ()
+    unit: str = ""
+    limit: float | None = None
+
+    @property
+    def began(self) -> int:
+        """The first time, in seconds since 1970."""
+        return int(datetime.fromisoformat(self.start).timestamp())
+
+    @property
+    def rows(self) -> list[tuple[str, Cell, bool]]:
+        """Times, numbers, and whether these are above the limit."""
+        first, most = datetime.fromisoformat(self.start), self.limit
+        return [
+            (
+                f"{first + timedelta(seconds=i * self.step):%m-%d %H:%M}",
+                number(value),
+                most is not None and value > most,
+            )
+            for i, value in enumerate(self.values)
+            if value
+        ]
 
 
 @dataclass(frozen=True)

@@ -8,28 +8,31 @@ moment only, and shown with its age.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from toc.console.sessions import Session
-from toc.console.shown import Block, Content, Field, Note, span
+from toc.console.shown import Block, Column, Content, Field, Note, Table, following, span
 from toc.gateway.app import CALLS, invalid
 from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, forbidden
-from toc.gateway.problems import Problem, problem_of
+from toc.gateway.problems import UNAVAILABLE, Problem, problem_of
 from toc.gateway.service import Service
-from toc.model.access import Access, Action
+from toc.model.access import CLUSTER_ACTIONS, Access, Action
 from toc.model.errors import TocError
 
 BY_NAME: Mapping[str, HttpCall] = {call.name: call for call in CALLS}
-FRESH_SECONDS = 4.0
-"""A part that is younger is not read again."""
 WAIT_SECONDS = 1.5
 """How long a page waits for a part."""
+ASK_SECONDS = 5.0
+"""How long it waits for what it cannot do without."""
 MOST_READINGS = 256
+NOTHING_DONE = "; nothing was acknowledged: try again"
+"""What an answer says that is of no use to who only looks."""
 
 
 @dataclass(slots=True)
@@ -50,27 +53,35 @@ class Readings:
         self._service = service
         self._readings: dict[Any, Reading] = {}
 
-    async def get(self, key: Any, read: Callable[[], Awaitable[Any]], fresh: float, wait: float) -> Reading:
-        """Return the newest reading, of this moment if it can be had within ``wait`` seconds."""
+    async def get(
+        self, key: Any, read: Callable[[], Awaitable[Answer]], fresh: float, wait: float
+    ) -> Reading:
+        """Return the newest reading; one that began at most ``fresh`` seconds ago, if it can be had within
+        ``wait`` seconds."""
         one = self._readings.pop(key, None) or Reading()
         self._readings[key] = one
         if len(self._readings) > MOST_READINGS:
             del self._readings[next(iter(self._readings))]
-        clock = self._service.center.clock
-        if one.reading is None and clock.monotonic() - one.began >= fresh:
-            one.began = clock.monotonic()
-            one.reading = asyncio.create_task(self._read(one, read))
-        if one.reading is not None:
-            await asyncio.wait([one.reading], timeout=wait)
-        return one
+        now = self._service.center.clock.monotonic
+        asked = now()
+        while True:
+            good = one.began >= asked - fresh
+            if one.reading is None and good:
+                return one
+            if one.reading is None:
+                one.began = now()
+                one.reading = asyncio.create_task(self._read(one, read))
+            await asyncio.wait([one.reading], timeout=max(0.0, asked + wait - now()))
+            if now() >= asked + wait:
+                return one
 
-    async def _read(self, one: Reading, read: Callable[[], Awaitable[Any]]) -> None:
+    async def _read(self, one: Reading, read: Callable[[], Awaitable[Answer]]) -> None:
         began = self._service.center.clock.now_ms()
         try:
-            one.value, one.at, one.error = await read(), began, ""
+            one.value, one.at, one.error = (await read()).content, began, ""
         except (Problem, TocError) as exc:
             problem = exc if isinstance(exc, Problem) else problem_of(exc)
-            one.error = problem.detail
+            one.error = problem.detail.removesuffix(NOTHING_DONE)
         finally:
             one.reading = None
 
@@ -86,7 +97,10 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One request for a page. ``path`` and ``query`` are its parameters, ``form`` what was sent with it."""
+    """One request for a page. ``path`` and ``query`` are its parameters, ``form`` what was sent with it.
+
+    Parts that were read at most ``fresh`` seconds ago are good enough.
+    """
 
     service: Service
     readings: Readings
@@ -95,6 +109,7 @@ class View:
     path: Mapping[str, str]
     query: Mapping[str, str]
     form: Mapping[str, str]
+    fresh: float = 0.0
 
     @property
     def now_ms(self) -> int:
@@ -133,12 +148,39 @@ class View:
         call, token = BY_NAME[name], self.session.token
         if token.may(call.access) is Access.FORBIDDEN:
             raise forbidden(token, call.access)
-        sent = {key: value for key, value in (query or {}).items() if value not in (None, "")}
         asked = Asked(
-            self.service, call, token, path, _checked(call.query, sent),
+            self.service, call, token, path, _checked(call.query, _sent(query)),
             None if call.body is None else _checked(call.body, body or {}),
         )  # fmt: skip
-        return await call.handler(asked)
+        if call.method != "GET":
+            return await call.handler(asked)
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                return await call.handler(asked)
+        except TimeoutError:
+            raise Problem(UNAVAILABLE, "a server does not answer; try again in a moment") from None
+
+    async def listed(
+        self,
+        title: str,
+        name: str,
+        key: str,
+        columns: Sequence[Column],
+        query: Mapping[str, str] | None = None,
+        /,
+        *blocks: Block,
+        cursor: str = "next",
+        empty: str = "None.",
+    ) -> Content:
+        """Return a page with the list that a call answers under a key. ``query`` is that of the page, its
+        ``cursor`` where it begins, and ``blocks`` stand before the list."""
+        part = await self.part(title, name, query)
+        shown = [*blocks, *part.notes]
+        if part.value is not None:
+            further = part.value.get("next")
+            more = following(self.url, query or {}, **{cursor: further}) if further else ""
+            shown.append(Table(columns=columns, records=part.value[key], more=more, empty=empty))
+        return Content(title, shown, part.at)
 
     async def part(
         self,
@@ -147,22 +189,29 @@ class View:
         query: Mapping[str, Any] | None = None,
         /,
         *,
-        fresh: float = FRESH_SECONDS,
-        wait: float = WAIT_SECONDS,
+        fresh: float = 0.0,
         **path: str,
     ) -> Part:
-        """Make a call that may hang or is dear. ``what`` names what it tells; a reading not older than
-        ``fresh`` seconds is good enough. Raises Problem if it is not allowed."""
+        """Make a call that may hang or is dear. ``what`` names what it tells; a reading of at most ``fresh``
+        seconds is good enough. Raises Problem if it is not allowed."""
         call, token = BY_NAME[name], self.session.token
         if token.may(call.access) is Access.FORBIDDEN:
             raise forbidden(token, call.access)
-        given = tuple(sorted((query or {}).items())), tuple(sorted(path.items()))
-        key = (name, given, token.roles, token.topics)
-        one = await self.readings.get(key, lambda: self.ask(name, query, **path), fresh, wait)
+        asked = Asked(self.service, call, token, path, _checked(call.query, _sent(query)), None)
+        # What all see alike who may see it, or what this token sees.
+        who = token.roles if call.access in CLUSTER_ACTIONS else token.name
+        key = name, tuple(sorted((query or {}).items())), tuple(sorted(path.items())), who
+        read = partial(call.handler, asked)
+        one = await self.readings.get(key, read, max(fresh, self.fresh), WAIT_SECONDS)
         why = one.error or ("it is still being read" if one.at is None else "")
         old = "" if one.at is None else f"; this is as of {self.ago(one.at)} ago"
         notes: list[Block] = [Note(text=f"{what}: {why}{old}.", level="bad")] if why else []
         return Part(one.value, notes, one.at)
+
+
+def _sent(values: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the values that are sent: what is empty in a form is not."""
+    return {key: value for key, value in (values or {}).items() if value not in (None, "")}
 
 
 def _checked(model: type[BaseModel], values: Mapping[str, Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -64,9 +65,11 @@ def by_host(slots: Iterable[Mapping[str, Any]]) -> Table:
 @page("workers", Action.READ_CLUSTER, menu="Workers", live=True)
 async def workers(view: View) -> Content:
     """Workers, slots that move, intents."""
-    there = await view.part("Workers", "GET /v1/workers")
-    slots = await view.part("Slots", "GET /v1/slots")
-    asked = await view.part("Drains, weights and pins", "GET /v1/intents")
+    there, slots, asked = await asyncio.gather(
+        view.part("Workers", "GET /v1/workers"),
+        view.part("Slots", "GET /v1/slots"),
+        view.part("Drains, weights and pins", "GET /v1/intents"),
+    )
     blocks: list[Block] = [*there.notes, *slots.notes, *asked.notes]
     if there.value is not None:
         each = there.value["workers"]

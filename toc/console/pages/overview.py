@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -10,11 +11,13 @@ from toc.console.shown import (
     Column,
     Content,
     Note,
+    Picture,
     Table,
     linked,
     number,
     path,
     seconds,
+    span,
     status,
 )
 from toc.console.view import View, page
@@ -85,15 +88,53 @@ def by_topic(slots: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
+DUE = (
+    Column("topic", "Topic", link="/console/topics/{topic}"),
+    *(Column(name, name.capitalize(), number) for name in ("overdue", "hour", "day", "week", "later")),
+)
+DUE_SECONDS = 5.0
+
+
+async def due(view: View, topic: str = "") -> list[Block]:
+    """Return when tasks come due, of a topic or of all that the reader may see."""
+    query = {"topic": topic} if topic else {}
+    part = await view.part("What comes due", "GET /v1/due", query, fresh=DUE_SECONDS)
+    if part.value is None:
+        return part.notes
+    counts, total = part.value, part.value["total"]
+    ages = [one["oldest"] for one in counts["ages"].values() if one["oldest"] is not None]
+    about = f"Counted by those who sweep the tables, up to {span(max(ages))} ago." if ages else ""
+    blocks = [*part.notes]
+    if missing := counts["missing"]:
+        what = f"{len(missing)} tables are not in these numbers, or not with all of the hour."
+        blocks.append(Note(text=what, level="warn"))
+    hour, week = counts["minutes_from"], counts["hours_from"]
+    blocks += [
+        Picture("Due in the next hour", about, hour, 60, total["minutes"], "tasks a minute"),
+        Picture("Due in the next week", "", week, 3600, total["hours"], "tasks an hour"),
+    ]
+    if not topic:
+        others = [{"topic": "others", **counts["others"]}] if counts["others"] else []
+        some = [
+            one
+            for one in (*counts["topics"], *others)
+            if any(one[name] for name in ("overdue", "week", "later"))
+        ]
+        blocks.append(Table("Due by topic", columns=DUE, records=some, empty="Nothing is pending."))
+    return blocks
+
+
 @page("", Action.READ_CLUSTER, menu="Overview", live=True)
 async def overview(view: View) -> Content:
     """What is wrong, and what there is."""
-    wrong, examined = await findings(view, "wrong", "warn")
-    slots = await view.part("Slots", "GET /v1/slots")
+    (wrong, examined), coming, slots = await asyncio.gather(
+        findings(view, "wrong", "warn"), due(view), view.part("Slots", "GET /v1/slots")
+    )
     blocks = [*wrong, *slots.notes]
     if slots.value is not None:
         held = by_topic(slots.value["slots"])
         blocks.append(Table("Topics", columns=HELD, records=held, empty="No topics yet."))
+    blocks += coming
     if examined is not None:
         about = f"The examination is {view.ago(examined)} old; it is made anew after {HEALTH_SECONDS:g} s."
         blocks.append(Note(text=about))

@@ -14,7 +14,6 @@ from toc.console.shown import (
     Table,
     document,
     flag,
-    following,
     harmless,
     names,
     number,
@@ -104,10 +103,8 @@ ACTIONS = (
 @page("schedules", Action.READ_SCHEDULES, menu="Schedules")
 async def schedules(view: View) -> Content:
     """Schedules by name."""
-    found = await view.ask("GET /v1/schedules", view.query)
-    more = following(view.url, view.query, after=found["next"]) if found["next"] else ""
-    table = Table(columns=SCHEDULES, records=found["schedules"], more=more, empty="None.")
-    return Content("Schedules", [table], view.now_ms)
+    call, columns = "GET /v1/schedules", SCHEDULES
+    return await view.listed("Schedules", call, "schedules", columns, view.query, cursor="after")
 
 
 @page("schedules/{name}", Action.READ_SCHEDULES)
@@ -128,8 +125,7 @@ async def schedule(view: View) -> Content:
 @page("targets", Action.READ_TARGETS, menu="Targets")
 async def targets(view: View) -> Content:
     """Receivers of webhooks."""
-    found = (await view.ask("GET /v1/targets"))["targets"]
-    return Content("Targets", [Table(columns=TARGETS, records=found)], view.now_ms)
+    return await view.listed("Targets", "GET /v1/targets", "targets", TARGETS)
 
 
 @page("targets/{name}", Action.READ_TARGETS)
@@ -142,14 +138,12 @@ async def target(view: View) -> Content:
 @page("tokens", Action.READ_TOKENS, menu="Tokens")
 async def tokens(view: View) -> Content:
     """The access tokens that the reader's own covers."""
-    found = (await view.ask("GET /v1/tokens"))["tokens"]
-    return Content("Access tokens", [Table(columns=TOKENS, records=found)], view.now_ms)
+    return await view.listed("Access tokens", "GET /v1/tokens", "tokens", TOKENS)
 
 
 @page("audit", Action.READ_AUDIT, menu="Audit")
 async def audit(view: View) -> Content:
     """What operators did, the latest first."""
-    found = await view.ask("GET /v1/audit", {"limit": "50", **view.query})
-    form = Form(fields=fields_of("GET /v1/audit", view.query, leave_out=("limit", "next")))
-    more = following(view.url, view.query, next=found["next"]) if found["next"] else ""
-    return Content("Audit", [form, Table(columns=ACTIONS, records=found["actions"], more=more)], view.now_ms)
+    call = "GET /v1/audit"
+    form = Form(fields=fields_of(call, view.query, leave_out=("limit", "next")))
+    return await view.listed("Audit", call, "actions", ACTIONS, {"limit": "50", **view.query}, form)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from toc.console.pages.cluster import SLOTS, by_host
-from toc.console.pages.overview import HELD, by_topic
+from toc.console.pages.overview import HELD, by_topic, due
 from toc.console.shown import (
     Block,
     Column,
@@ -12,6 +12,7 @@ from toc.console.shown import (
     Note,
     Table,
     flag,
+    ident,
     number,
     path,
     seconds,
@@ -31,7 +32,7 @@ COLUMNS = (
 )
 POLICIES = (
     *COLUMNS[1:],
-    Column("biz_type", "biz_type", number),
+    Column("biz_type", "biz_type", ident),
     Column("closed", "Closed to submits", flag),
     Column("backoff", "Backoff"),
     Column("backoff_base", "First wait", seconds),
@@ -51,8 +52,7 @@ POLICIES = (
 @page("topics", Action.READ_TOPICS, menu="Topics")
 async def topics(view: View) -> Content:
     """All topics that the reader may see."""
-    found = (await view.ask("GET /v1/topics"))["topics"]
-    return Content("Topics", [Table(columns=COLUMNS, records=found, empty="No topics yet.")], view.now_ms)
+    return await view.listed("Topics", "GET /v1/topics", "topics", COLUMNS, empty="No topics yet.")
 
 
 @page("topics/{topic}", Action.READ_TOPICS, live=True)
@@ -71,6 +71,7 @@ async def topic(view: View) -> Content:
             blocks.append(Facts("Backlog", columns=HELD[1:], record=by_topic(each)[0]))
             blocks.append(by_host(each))
             blocks.append(Table("Slots", columns=SLOTS, records=each))
+    blocks += await due(view, name)
     for right, title, where in (
         (Action.FIND_TASKS, "Its pending tasks", "/console/tasks?topic={name}"),
         (Action.READ_DEAD, "Its dead tasks", "/console/dead?topic={name}"),
