@@ -365,13 +365,6 @@ def test_a_request_that_leads_nowhere_is_answered_as_a_problem(
     assert "due_after" not in shared.told(), "what was asked is in no log"
 
 
-def test_a_conflict_names_the_other_task(shared: Gateway) -> None:
-    first = shared.submit(biz_id=5, dedup_key="k", attribute={"a": 1})
-    answer = shared.submit(biz_id=5, dedup_key="k", attribute={"a": 2})
-    assert (answer.status, answer.body["type"]) == (409, "/docs#dedup-conflict")
-    assert answer.body["job_id"] == first.body["job_id"]
-
-
 def test_a_problem_says_what_there_is_instead(shared: Gateway) -> None:
     """An unknown field names the known ones, a token what it lacks, an unknown topic itself."""
     fields = {

@@ -201,7 +201,7 @@ def test_a_taken_name_is_kept_refused_or_replaced(shared: Gateway, biz: int) -> 
     kept = named(body="1")
     assert (kept.status, kept.body) == (201, {"job_id": job_id})
     other = named(body="2")
-    assert (other.status, other.body["type"]) == (409, "/docs#dedup-conflict")
+    assert (other.status, other.body["type"], other.body["job_id"]) == (409, "/docs#dedup-conflict", job_id)
     replaced = named(on_conflict="replace", body="2", attribute={"n": 2}, delay=7200)
     assert (replaced.status, replaced.body) == (200, {"job_id": job_id, "outcome": "replaced"})
     shown = shared.call("GET", f"/v1/tasks/{job_id}").body

@@ -87,17 +87,19 @@ def test_dedup_compares_bodies_by_length_hash_and_type(store: Store, new_row: Ne
     assert stored(store, row) == first
 
 
-def test_a_reschedule_whose_commit_was_not_answered_moves_the_body_once(
+def test_a_reschedule_whose_answer_was_lost_is_unknown_and_happened_once_with_its_body(
     through_proxy: Store, proxy: Proxy, new_row: NewRow
 ) -> None:
     content = Content("a/b", b"x")
-    row = with_body(new_row(), content)
+    row = with_body(new_row(attempts=2), content)
     insert(through_proxy, row, content)
     proxy.eat(b";COMMIT")
     with pytest.raises(StoreUnavailable):
         through_proxy.reschedule(row.job_id, row.action_time + 1)
     assert proxy.stats.eaten == 1
     assert stored(through_proxy, row) == content
+    after = through_proxy.read([row.job_id])[row.job_id]
+    assert (after.version, after.attempts, after.action_time) == (1, 0, row.action_time + 1)
 
 
 def test_a_transaction_deletes_a_bounded_number_of_bytes(

@@ -22,7 +22,7 @@ from sqlalchemy import Engine, create_engine
 from benchmarks.local import MariaDB
 from toc.loop import Reactor
 from toc.model.clock import Clock
-from toc.model.errors import DedupConflict, StoreUnavailable
+from toc.model.errors import DedupConflict
 from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow
@@ -153,20 +153,6 @@ def test_a_nack_whose_answer_was_lost_is_written_once_and_its_lease_is_gone(
     row = through_proxy.pulls.read([due.job_id])[due.job_id]
     assert (row.nonce, row.next_time > as_read.now) == (b"", True)
     assert len(through_proxy.history(due.job_id)) == 1
-
-
-def test_a_reschedule_whose_answer_was_lost_is_unknown_and_happened_once(
-    through_proxy: Store, proxy: Proxy, new_row: NewRow
-) -> None:
-    row = new_row(attempts=2)
-    insert(through_proxy, row)
-    proxy.eat(b"SET version=version+1")
-    with pytest.raises(StoreUnavailable):
-        through_proxy.reschedule(row.job_id, 1_900_000_000_000)
-    assert proxy.stats.eaten == 1
-    after = through_proxy.get(row.job_id)
-    assert after is not None
-    assert (after.version, after.attempts, after.action_time) == (1, 0, 1_900_000_000_000)
 
 
 def test_a_failed_try_whose_answer_was_lost_is_charged_once(
