@@ -20,7 +20,6 @@ from toc.model.scores import store_score
 from toc.model.sharding import table_of_job
 from toc.store.tasks.tries import TakeTries
 from toc.worker import reclaim
-from toc.worker.entry import UNLEASED_SECONDS
 from toc.worker.handover import HAND_OVER_SECONDS
 from toc.worker.reclaim import EMPTY_SECONDS
 
@@ -95,24 +94,6 @@ def test_the_number_of_a_worker_that_lives_stays_whoever_else_has_the_slot(hands
         second.clock.slept += EMPTY_SECONDS
     second.reclaim()
     assert second.queues.claims([SLOT])[SLOT] == {one.book.owned[SLOT].claim: one.name for one in hands}
-
-
-@pytest.mark.parametrize("why", ["its slot has moved", "its worker leaves"])
-def test_what_was_refused_and_may_not_be_taken_again_is_given_back_uncharged(hands: Pair, why: str) -> None:
-    """It waited so long that it may not start without a lease, and MySQL gave none."""
-    worker, other = hands
-    job_id = worker.take_one()
-    worker.clock.slept += 2 * UNLEASED_SECONDS
-    if why == "its slot has moved":
-        worker.book.give_up([SLOT])
-    else:
-        worker.poller.pause_taking()
-    worker.start()
-    worker.await_gone(job_id)
-    other.begin()
-    other.end_and_finish()
-    assert hands.ran(job_id)
-    assert worker.runs == []
 
 
 def test_a_late_failure_does_not_touch_a_newer_try_whatever_tries_the_entry_carried(hands: Pair) -> None:

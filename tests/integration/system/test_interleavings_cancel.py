@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+import pytest
 from harness.hands import TOPIC, Pair, in_five_minutes, meanwhile, out_of_reach
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
@@ -11,24 +12,25 @@ from toc.model.verdict import Failure
 from toc.store.tasks.batch import Guard
 
 
-def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_handler_has_run(hands: Pair) -> None:
+@pytest.mark.parametrize("before", ["a cancel that broke off", "another deadline"])
+@pytest.mark.parametrize("then", ["its end is written meanwhile", "the index is out of reach"])
+def test_a_cancel_knows_of_a_run_that_began_before_its_row_was_changed(
+    hands: Pair, before: str, then: str
+) -> None:
     worker, _ = hands
     job_id = worker.begin_one()
-    hands.center.store.cancel_many([job_id])  # and here its process dies
+    if before == "another deadline":
+        hands.center.reschedule(job_id, action_time=in_five_minutes())
+    else:
+        hands.center.store.cancel_many([job_id])  # and here its process dies
+    if then == "the index is out of reach":
+        with out_of_reach(hands.redis):
+            assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+        return
     worker.end()
     # The row of the cancel is written; it has not asked the index yet.
     meanwhile(hands.patch, hands.center.queues, "cancel", worker.finish)
     assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
-
-
-def test_a_second_cancel_is_honest_when_the_first_broke_off_and_the_index_is_out_of_reach(
-    hands: Pair,
-) -> None:
-    worker, _ = hands
-    job_id = worker.begin_one()
-    hands.center.store.cancel_many([job_id])  # and here its process dies
-    with out_of_reach(hands.redis):
-        assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
 def test_a_cancel_far_ahead_admits_a_run_for_an_older_deadline_when_the_index_is_out_of_reach(
@@ -50,16 +52,6 @@ def test_a_cancel_knows_of_a_run_for_an_older_deadline_that_has_ended(hands: Pai
     row = hands.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
     assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
-    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
-
-
-def test_a_cancel_under_way_knows_of_a_run_for_an_older_deadline_that_ends_meanwhile(hands: Pair) -> None:
-    worker, _ = hands
-    job_id = worker.begin_one()
-    hands.center.reschedule(job_id, action_time=in_five_minutes())
-    worker.end()
-    # The row of the cancel is written; it has not asked the index yet.
-    meanwhile(hands.patch, hands.center.queues, "cancel", worker.finish)
     assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
