@@ -83,6 +83,7 @@ def right(task: Task) -> None:
     remind.submit(Remind(7), biz_id="ann", delay=timedelta(days=3), expires_in="2h")
     ship.submit({"parcel": "a"}, biz_id=1, delay=60.0)
     plain.submit(biz_id=1, delay=1, attribute={"a": 1})
+    center.submit_many([remind.new(Remind(7), biz_id=7, delay="7d"), plain.new(biz_id=1, delay=1)])
     assert_type(close_order(CloseOrder(order=42), task), Retry | Dead | None)
     assert_type(close_order.payload(task), CloseOrder)
     ship([{"parcel": "a"}], [task])
@@ -99,6 +100,8 @@ def wrong(task: Task) -> None:
     close_order.submit(CloseOrder(order=42))  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     remind.submit(Remind(7), biz_id=7, delya=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     remind.submit(Remind(7), biz_id=7, delay=[])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    remind.new(CloseOrder(order=42), biz_id=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    remind.new(Remind(7), biz_id=7, session=None)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     ship.submit({"parcle": "a"}, biz_id=1)  # type: ignore[typeddict-item]  # pyright: ignore[reportArgumentType]
     close_order(Remind(7), task)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     center.handler("x", retrys=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]

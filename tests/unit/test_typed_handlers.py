@@ -261,6 +261,26 @@ def test_in_a_batch_only_those_fail_that_do_not_fit(toc: Toc, center: TimeoutCen
     assert len(got) == 4
 
 
+def test_payloads_of_several_handlers_are_submitted_together(toc: Toc, center: TimeoutCenter) -> None:
+    got: list[object] = []
+
+    @center.handler("p.one")
+    def one(what: Remind) -> None:
+        got.append(what)
+
+    @center.handler("p.other")
+    def other(task: Task) -> None:
+        got.append(task.attribute)
+
+    center.submit_many(
+        [one.new(Remind(7), biz_id=7, delay=1), other.new(biz_id=8, delay=2, attribute={"a": 1})]
+    )
+    toc.advance(2)
+    assert got == [Remind(7), {"a": 1}]
+    with pytest.raises(InvalidPayload):
+        one.new(CLOSE, biz_id=7, delay=1)  # type: ignore[arg-type]
+
+
 def test_a_dead_that_is_returned_as_a_class_counts(toc: Toc, center: TimeoutCenter) -> None:
     @center.handler("p.class")
     def bare(_task: Task) -> type[Dead]:

@@ -36,7 +36,7 @@ from toc.model.errors import DuplicateHandler, InvalidHandler, InvalidPayload
 from toc.model.handler import Handler
 from toc.model.payload import Payload, is_payload
 from toc.model.raised import Misfit
-from toc.model.task import Dead, Retry, Task
+from toc.model.task import Dead, NewTask, Retry, Task
 from toc.model.topic import check_topic_name
 from toc.sdk.hooks import Hooks, Middleware, OnCall, OnDead, OnLate, checked
 
@@ -56,20 +56,25 @@ C = TypeVar("C", bound=OnCall)
 _A_TASK = re.compile(r"\bTask\b")
 
 
-class SubmitOptions(TypedDict, total=False):
-    """What ``submit`` of a handler passes on to that of its center."""
+class TaskOptions(TypedDict, total=False):
+    """What a handler's ``new`` passes on to NewTask."""
 
     delay: Duration
     action_time: datetime
     dedup_key: str
     slot_basis: str
-    session: Session | AsyncSession | None
-    connection: Connection | AsyncConnection | None
     tries: int
     expires_at: datetime | None
     expires_in: Duration
     on_conflict: str
     past: str
+
+
+class SubmitOptions(TaskOptions, total=False):
+    """What ``submit`` of a handler passes on to that of its center."""
+
+    session: Session | AsyncSession | None
+    connection: Connection | AsyncConnection | None
 
 
 class Handled(Generic[T, P, R, S_co]):
@@ -108,6 +113,22 @@ class Handled(Generic[T, P, R, S_co]):
         Raises what that raises, and InvalidPayload before anything is written.
         """
         return self._submit(self.topic, biz_id=biz_id, **self.fields(*payload), **options)
+
+    @overload
+    def new(
+        self: Handled[Task, P, R, S_co],
+        *,
+        biz_id: int | str,
+        attribute: Mapping[str, Any] | None = ...,
+        body: bytes | None = ...,
+        content_type: str | None = ...,
+        **options: Unpack[TaskOptions],
+    ) -> NewTask: ...
+    @overload
+    def new(self, payload: T, *, biz_id: int | str, **options: Unpack[TaskOptions]) -> NewTask: ...
+    def new(self, *payload: Any, biz_id: int | str, **options: Any) -> NewTask:
+        """Return what ``submit`` would store, for ``submit_many`` of a center. Raises InvalidPayload."""
+        return NewTask(self.topic, biz_id, **self.fields(*payload), **options)
 
     def fields(self, *payload: Any) -> dict[str, Any]:
         """Return the arguments of ``center.submit`` that carry a payload. Raises InvalidPayload."""
