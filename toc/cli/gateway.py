@@ -147,7 +147,7 @@ def http_processes(
         )
     listener = listen(address, port)
     scheme = "http" if tls_cert is None else "https"
-    say(f"gateway at {scheme}://{_address_of(listener)}, its documentation at /docs")
+    say(f"gateway at {scheme}://{_address_of(listener)}, its documentation at /docs, the console at /console")
     command = [sys.executable, "-m", toc.gateway.process.__name__, "--listen", str(listener.fileno())]
     if tls_cert is not None and tls_key is not None:
         command += ["--tls-cert", str(tls_cert.absolute()), "--tls-key", str(tls_key.absolute())]
