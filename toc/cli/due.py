@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from math import log2
+from typing import Annotated, Any
 
-from toc.cli.operations import made
+import typer
+
+from toc.cli.operations import acted, made
+from toc.cli.options import Json, option
 from toc.cli.output import print_json, say, show
+from toc.cli.values import number
+from toc.model.duration import parse_duration
+from toc.model.errors import InvalidInput
 from toc.operate.operation import Record
 from toc.operate.operations import due as operations
 
@@ -19,14 +26,35 @@ _SHADES = " .:-=+*#%@"
 """A cell of the heat map: nothing, then ever more. Each is twice the one before, or more."""
 
 
-@made(operations.show)
-def due(record: Record, *, as_json: bool) -> None:
-    """Examples: toc due
-    toc due order.close --json
+def due(
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Only this topic.")] = None,
+    what_if: str | None = option("TIME", "Show what would pile up in a pause of 2h, 30m, 1d from now on."),
+    rate: str | None = option("N", "With --what-if: tasks a second that are started afterwards."),
+    as_json: Json = False,
+) -> None:
+    """Show how many tasks come due in each minute of the next hour and each hour of the next week.
+
+    Examples: toc due
+              toc due order.close --what-if 2h --rate 50
     """
+    values: dict[str, Any] = {} if topic is None else {"topic": topic}
+    if what_if is None:
+        if rate is not None:
+            raise InvalidInput("--rate goes with --what-if")
+        record = acted(operations.show, **values)
+    else:
+        if rate is not None:
+            values["rate"] = number(rate, "--rate", 0.001, 1e6)
+        record = acted(operations.what_if, pause=parse_duration(what_if), **values)
     if as_json:
         print_json(record)
-        return
+    elif what_if is None:
+        _show_due(record)
+    else:
+        _show_pile(record)
+
+
+def _show_due(record: Record) -> None:
     topics = [{key: one[key] for key in _COLUMNS} for one in record["topics"]]
     if record["others"] and any(record["others"][key] for key in _COLUMNS[1:]):
         topics.append({"topic": "(others)", **{key: record["others"][key] for key in _COLUMNS[1:]}})
@@ -39,6 +67,27 @@ def due(record: Record, *, as_json: bool) -> None:
     days = [sum(hours[first : first + _DAY]) for first in range(0, len(hours), _DAY)]
     _bars("next week, days from now", "%a %d", hour, timedelta(days=1), days)
     _remarks(record)
+
+
+def _show_pile(record: Record) -> None:
+    resumed = datetime.fromisoformat(record["resumed"])
+    print(f"{record['waiting']:,} tasks would wait at {resumed:%a %H:%M} (UTC)")
+    if record["drained"] is not None:
+        drained = datetime.fromisoformat(record["drained"])
+        print(f"all would have started at {drained:%a %H:%M}, {record['drain_seconds']:,.0f} s later")
+    elif record["rate"] is None and record["capacity"] is None:
+        print(
+            "how long they would take is not known: no worker has told what it starts in a minute; --rate N"
+        )
+    else:
+        print("they would not all have started within a week")
+    steps = record["steps"]
+    most = max(step["waiting"] for step in steps)
+    print("\nwaiting at the end of each minute, later hour (UTC)")
+    for step in steps:
+        at = datetime.fromisoformat(step["at"])
+        print(f"{at:%a %H:%M} {step['waiting']:>12,} {_bar(step['waiting'], most)}")
+    _missing(record)
 
 
 @made(operations.lateness)
@@ -79,9 +128,13 @@ def _bars(title: str, form: str, start: datetime, step: timedelta, counts: Seque
     if not most:
         return
     print(f"\n{title} (UTC)")
-    for number, count in enumerate(counts):
+    for place, count in enumerate(counts):
         if count:
-            print(f"{start + number * step:{form}} {count:>10,} {'#' * -(-BAR * count // most)}")
+            print(f"{start + place * step:{form}} {count:>12,} {_bar(count, most)}")
+
+
+def _bar(count: int, most: int) -> str:
+    return "#" * -(-BAR * count // max(most, 1))
 
 
 def _remarks(record: Record) -> None:
@@ -94,6 +147,10 @@ def _remarks(record: Record) -> None:
             f"{one['due']:,} are due at {one['at'][11:16]}: more than the workers have started in a minute, "
             f"{record['capacity']:,}"
         )
+    _missing(record)
+
+
+def _missing(record: Record) -> None:
     for one in record["missing"]:
         age = "" if one["age"] is None else f", counted {one['age']:.0f} s ago"
         say(f"missing: {one['table']}: {one['error']}{age}")

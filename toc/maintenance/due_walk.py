@@ -20,8 +20,9 @@ from itertools import islice
 from toc.maintenance.sweep import COMPLAIN_SECONDS
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
-from toc.model.due import FAR, NEAR, OTHERS, Part, listed, write
+from toc.model.due import FAR, NEAR, OTHERS, Counted, Part, listed, sums, write
 from toc.observe.log import get_logger
+from toc.observe.metrics import PENDING
 from toc.store.servers.shards import Trouble
 from toc.store.store import Store
 from toc.store.tasks.due_counts import Place
@@ -77,6 +78,9 @@ class DueWalk:
         self._servers_per_table = len(servers) / max(1, sum(map(len, servers)))
         self._mine: frozenset[int] = frozenset()
         self._rounds = deque(_Round(part, clock.monotonic()) for part in (NEAR, FAR))
+        self._told: dict[tuple[Part, int], Counter[tuple[str, str]]] = {}
+        """What the metric tells of a part of each table, by topic and time."""
+        self._sums = Counter[tuple[str, str]]()
         self._complains = RateLimit(clock, COMPLAIN_SECONDS)
 
     def run_once(self) -> float:
@@ -87,6 +91,8 @@ class DueWalk:
             for each in self._rounds:
                 each.waiting.extend(new)
                 each.at = min(each.at, began)
+        for part, table in [key for key in self._told if key[1] not in mine]:
+            self._tell(part, table, None)
         if not mine:
             return IDLE_SECONDS
         due = next((each for each in self._rounds if each.at <= began), None)
@@ -133,8 +139,23 @@ class DueWalk:
                 continue
             del due.walks[table]
             counted = listed(part, walk.place.now_ms // part.length, walk.groups)
+            self._tell(part, table, counted)
             ready[table] = write(counted), round((self._clock.monotonic() - walk.began) * 1000)
         for table in pages.unanswered:
             del due.walks[table]
         due.at_once = max(1, due.at_once // 2) if rows >= ROWS else min(2 * due.at_once, TABLES)
         return {**pages.unanswered, **(self._store.due_counts.keep(part, ready) if ready else {})}
+
+    def _tell(self, part: Part, table: int, counted: Counted | None) -> None:
+        """Tell by the metric what was counted of a table; None: it is another worker's by now."""
+        before, now = self._told.pop((part, table), Counter()), Counter[tuple[str, str]]()
+        if counted is not None:
+            for biz_type, counts in counted.spans.items():
+                topic = self._catalog.known_type(biz_type)
+                for due, count in sums(part, counts).items():
+                    now["?" if topic is None else topic.name, due] += count
+            self._told[part, table] = now
+        self._sums.update(now)
+        self._sums.subtract(before)
+        for key in before.keys() | now.keys():
+            PENDING.of(*key).set(self._sums[key])

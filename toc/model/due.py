@@ -16,6 +16,7 @@ from toc.model.errors import InvalidDocument
 
 MINUTES, HOURS = 60, 168
 """How many spans of each part are shown."""
+DAY = 24
 OTHERS = -1
 """Stands for the biz_types that are not told apart."""
 MOST_TOPICS = 100
@@ -61,6 +62,15 @@ def listed(part: Part, first: int, groups: Mapping[tuple[int, int], int]) -> Cou
         rest, own = spans.get(OTHERS, []), spans.pop(biz_type)
         spans[OTHERS] = [a + b for a, b in zip(rest, own, strict=True)] if rest else own
     return Counted(first, spans)
+
+
+def sums(part: Part, counts: list[int]) -> dict[str, int]:
+    """Return the counts of one biz_type for whole times from the beginning of the first span: in NEAR what is
+    overdue and due within an hour; in FAR within a day, within a week, later."""
+    if part is NEAR:
+        return {"overdue": counts[0], "hour": sum(counts[1 : MINUTES + 1])}
+    later = counts[0] + sum(counts[HOURS + 1 :])
+    return {"day": sum(counts[1 : DAY + 1]), "week": sum(counts[1 : HOURS + 1]), "later": later}
 
 
 def write(counted: Counted) -> str:

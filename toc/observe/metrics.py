@@ -156,6 +156,13 @@ INDEX_REBUILDS = _counter(
     "toc_index_rebuilds",
     "Times that a worker process refilled the index from its rows on a database server.",
 )
+PENDING = _gauge(
+    "toc_pending_tasks",
+    "Pending tasks by their rows, as last counted. overdue: due before; hour, day, week: due within it; "
+    "later: after the week. Topic ?: of no topic that there is, or of one with few tasks.",
+    "topic",
+    "due",
+)
 PURGED = _counter("toc_purged_rows", "Finished rows deleted because their retention was over.", "topic")
 
 # --- the gateway; each of its HTTP processes counts

@@ -18,6 +18,8 @@ from toc.model.due import FAR, HOURS, MINUTES, MOST_TOPICS, NEAR, OTHERS, Part, 
 from toc.model.sharding import table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
+from toc.observe.board import own_board
+from toc.observe.metrics import PENDING
 from toc.store.store import Store
 
 NewRow = Callable[..., TaskRow]
@@ -208,3 +210,32 @@ def test_the_walk_takes_a_small_share_of_a_connection(fresh_store: Store, new_ro
         busy = walking.clock.ahead - began - rested
         part = min(1.0, servers * len(mine) / len(fresh_store.tables))
         assert busy <= 1.1 * SHARE * part * (walking.clock.ahead - began)
+
+
+def test_a_metric_has_the_same_numbers_of_the_tables_that_are_swept_here(
+    fresh_store: Store, new_row: NewRow
+) -> None:
+    delays = [-HOUR, 30 * MINUTE, 2 * HOUR, 3 * 24 * HOUR, 30 * 24 * HOUR]
+    rows = [
+        new_row(next_time=NOW + delay, biz_type=biz_type)
+        for delay in delays
+        for biz_type in (8, 8, 9, UNKNOWN)
+    ]
+    insert_many(fresh_store, rows)
+    walking = Walking(fresh_store)
+
+    def told(topic: str) -> list[float]:
+        found = own_board().read()
+        keys = [(PENDING.metric.name, topic, due) for due in ("overdue", "hour", "day", "week", "later")]
+        return [found.get(key, [0.0])[0] for key in keys]
+
+    walking.round()
+    assert (told("t8"), told("t9"), told("?")) == (
+        [2, 2, 4, 6, 2], [1, 1, 2, 3, 1], [1, 1, 2, 3, 1],
+    )  # fmt: skip
+    walking.clock.ahead += PERIOD_SECONDS[NEAR]
+    walking.round()
+    assert told("t8") == [2, 2, 4, 6, 2], "counted again, and not twice"
+    walking.mine = frozenset()
+    walking.round()
+    assert told("t8") == told("?") == [0] * 5

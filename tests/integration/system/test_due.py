@@ -99,6 +99,22 @@ def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:
         assert "counted at most" in shown.stderr
         asked = forks.run(["due", SYNC, "--json"], env=system.env, directory=system.directory)
         assert json.loads(asked.stdout)["total"]["hour"] == 1
+        what_if = gateway.call("GET", "/v1/due:what-if?pause=3600&rate=10", token="one").body
+        assert (what_if["waiting"], what_if["capacity"]) == (1, None), "of its own topic alone"
+        assert 0 < what_if["drain_seconds"] < 1
+        hidden = gateway.call("GET", f"/v1/due:what-if?topic={ASYNC}&pause=60", token="one")
+        assert (hidden.status, hidden.body["type"]) == (404, "/docs#unknown-topic")
+        for pause in (0, 7 * 86_400 + 1):
+            refused = gateway.call("GET", f"/v1/due:what-if?pause={pause}")
+            assert (refused.status, refused.body["field"]) == (422, "pause")
+        piled = forks.run(
+            ["due", ASYNC, "--what-if", "1h", "--rate", "1"], env=system.env, directory=system.directory
+        )
+        assert piled.stdout.startswith("2 tasks would wait at "), piled.stderr
+        assert "2 s later" in piled.stdout
+        for words in (["--rate", "1"], ["--what-if", "0"], ["--what-if", "8d"]):
+            wrong = forks.run(["due", *words], env=system.env, directory=system.directory)
+            assert (wrong.returncode, wrong.stdout) == (2, ""), words
         unknown = forks.run(["due", "no.topic"], env=system.env, directory=system.directory)
         assert unknown.returncode == 2
         assert "there is no topic 'no.topic'" in unknown.stderr

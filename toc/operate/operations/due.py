@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import TypedDict
 
 from toc.model.access import Action as Right
-from toc.model.errors import StoreUnavailable
-from toc.operate.operation import Doing, Param, Place, Record, Value, operation
+from toc.model.errors import InvalidInput, StoreUnavailable
+from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
 
 if TYPE_CHECKING:
     from toc.model.topic import Topic
 
+WEEK = 7 * 86_400
 TOPIC = Param("topic", Value.TOPIC, "Only this topic.", metavar="[TOPIC]")
 
 
@@ -38,6 +39,26 @@ class DueCounts(TypedDict):
     missing: list[dict[str, Any]]
     capacity: int | None
     beyond: list[dict[str, Any]]
+
+
+class Pile(TypedDict):
+    """What would wait after a pause: `waiting` at its end, and in `steps` how many come due in each minute,
+    later each hour, and wait at its end.
+
+    Then `rate` tasks a second are started, or what other topics leave of the `capacity` (tasks a minute). At
+    `drained`, after `drain_seconds`, nothing waits any more; null: not within a week, or no rate is known.
+    """
+
+    topic: str | None
+    now: str
+    resumed: str
+    waiting: int
+    rate: float | None
+    capacity: int | None
+    drained: str | None
+    drain_seconds: float | None
+    steps: list[dict[str, Any]]
+    missing: list[dict[str, Any]]
 
 
 class Lateness(TypedDict):
@@ -65,20 +86,48 @@ class Lateness(TypedDict):
 def show(doing: Doing, topic: str | None = None) -> Record:
     """Show how many tasks come due in each minute of the next hour and each hour of the next week."""
     from toc.operate.due import due, due_record
-    from toc.operate.lateness import hour
 
     store, now = doing.center.store, doing.center.clock.now_ms()
     topics = _topics(doing, topic)
-    capacity = None
-    with suppress(StoreUnavailable):
-        capacity = hour(store.minutes, now).capacity
     return due_record(
         due(store, now),
         topics,
         doing.sees,
         whole=doing.may(Right.READ_CLUSTER),
         only=topic,
-        capacity=capacity,
+        capacity=_capacity(doing, now),
+    )
+
+
+@operation(
+    "due.what_if", "GET /v1/due:what-if", Right.READ_TOPICS, "Show what would pile up",
+    TOPIC,
+    Param("pause", Value.SECONDS, "For how long.", REQUIRED, above=0, most=WEEK),
+    Param("rate", Value.NUMBER, "Tasks a second that are started afterwards. Default: what the capacity "
+          "leaves beside other topics.", least=0.001, most=1e6),
+    takes="WhatIf", gives=Pile, place=Place.ALL,
+)  # fmt: skip
+def what_if(doing: Doing, pause: float, topic: str | None = None, rate: float | None = None) -> Record:
+    """Show how many tasks would wait after a pause from now on, of a topic or of all, and for how long.
+
+    Of what is submitted by now; each hour after the next is taken to be even.
+    """
+    from toc.operate.due import due, what_if_record
+
+    if not 0 < pause <= WEEK:
+        raise InvalidInput(f"a pause is more than 0 s and at most {WEEK} s (7d), not {pause:g} s", "pause")
+    store, now = doing.center.store, doing.center.clock.now_ms()
+    topics = _topics(doing, topic)
+    whole = doing.may(Right.READ_CLUSTER)
+    return what_if_record(
+        due(store, now),
+        topics,
+        doing.sees,
+        whole=whole,
+        only=topic,
+        pause=pause,
+        rate=rate,
+        capacity=_capacity(doing, now) if whole else None,
     )
 
 
@@ -96,6 +145,15 @@ def lateness(doing: Doing, topic: str | None = None) -> Record:
         get_topic(store, topic)
     found = hour(store.minutes, doing.center.clock.now_ms())
     return lateness_record(found, doing.sees, whole=doing.may(Right.READ_CLUSTER), only=topic)
+
+
+def _capacity(doing: Doing, now_ms: int) -> int | None:
+    """Return the most tasks a minute that the living workers have started; None if it is not known."""
+    from toc.operate.lateness import hour
+
+    with suppress(StoreUnavailable):
+        return hour(doing.center.store.minutes, now_ms).capacity
+    return None
 
 
 def _topics(doing: Doing, topic: str | None) -> list[Topic]:
