@@ -63,6 +63,7 @@ WORDS = {
         "weight": "h1 2 --absent",
         "import youzan, import lmstfy": "--redis redis://127.0.0.1:1 --dry-run",
         "dead redrive": "--topic order.close --all",
+        "bulk show, bulk tasks, bulk stop, bulk resume": "3f9c0a11b2c4",
         "dead purge": "--topic order.close --all --yes",
         "sweep": "--once",
         # These start servers and go on; what they print is tested apart.

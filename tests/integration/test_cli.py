@@ -23,6 +23,7 @@ from benchmarks.private import free_port
 from toc.cli.main import main
 from toc.config import Settings
 from toc.index.messages import Peek, PrepareRequest
+from toc.model.access import Action
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import TopicDrift
 from toc.model.task import CancelOutcome, NewTask, TaskStatus
@@ -30,6 +31,9 @@ from toc.model.topic import Topic
 from toc.model.verdict import Failure
 from toc.model.wire import instant
 from toc.operate.admin import migrator
+from toc.operate.bulk_jobs import BulkRunner
+from toc.operate.operation import Doing
+from toc.operate.operations import bulk as bulk_operations
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.parts import open_queues
 from toc.store.servers.server import Statement
@@ -406,6 +410,22 @@ def test_tasks_of_a_topic_or_a_biz_id_are_rescheduled(toc: Toc, center: TimeoutC
     for row in center.store.read(job_ids).values():
         assert 7200 <= (from_ms(row.action_time) - began).total_seconds() < 7260
         assert row.version == (2 if row.job_id == job_ids[7] else 1), "each once"
+
+
+def test_a_bulk_job_is_looked_at_stopped_and_resumed(toc: Toc, center: TimeoutCenter, topic: str) -> None:
+    job_ids = center.submit_many([NewTask(topic, n, delay=60) for n in range(5)])
+    values = {"topic": topic, "tasks": 5, "confirm": topic, "rate": 500, "dry_run": False}
+    name = bulk_operations.cancel.perform(Doing(center, "ann@h", Action.CANCEL), values)["name"]
+    assert (toc.json("bulk", "show", name)["state"], toc.json("bulk", "show", name)["done"]) == ("waiting", 0)
+    assert name in toc.ok("bulk", "list")
+    assert toc.json("bulk", "stop", name)["state"] == "stopped"
+    runner = BulkRunner(center)
+    runner.run_once()
+    assert toc.json("bulk", "resume", name)["state"] == "waiting"
+    assert until(lambda: runner.run_once() >= 0 and toc.json("bulk", "show", name)["state"] == "done")
+    assert {one["job_id"] for one in toc.json("bulk", "tasks", name)} == set(map(str, job_ids))
+    assert toc.json("bulk", "tasks", name, "--outcome", "too_late") == []
+    assert "no such bulk job" in toc.refused("bulk", "show", "nothing")
 
 
 # --- the index --------------------------------------------------------------------------------------------

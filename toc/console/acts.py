@@ -30,8 +30,8 @@ _AREAS = ("attribute", "body")
 
 @dataclass(frozen=True)
 class Act:
-    """An action. ``name`` is in its address, ``at`` the path of the page that offers it, if the ``key`` of
-    what that page shows is one of some ``values`` (``when``).
+    """An action. ``name`` is in its address, ``at`` the path of the page that offers it, unless a value that
+    the page shows, or was asked for, is none of some (``when``).
 
     ``given`` are values by the names of others that the page has. ``hides`` are fields that are not asked
     for. ``before`` is a call whose answer stands beside the form; with ``alters`` it is what the call
@@ -140,8 +140,10 @@ ACTS = (
         then=_TOPIC),
     Act("alter-topic", "PATCH /v1/topics/{topic}", _TOPIC, "Change policies",
         before="GET /v1/topics/{topic}", alters=True, then=_TOPIC),
-    Act("cancel-all", "POST /v1/bulk:cancel", "tasks", "Cancel all that match", danger=True, then=_JOB),
-    Act("reschedule-all", "POST /v1/bulk:reschedule", "tasks", "Reschedule all that match", then=_JOB),
+    Act("cancel-all", "POST /v1/bulk:cancel", "tasks", "Cancel all that match", when=_PENDING, danger=True,
+        then=_JOB),
+    Act("reschedule-all", "POST /v1/bulk:reschedule", "tasks", "Reschedule all that match", when=_PENDING,
+        then=_JOB),
     Act("redrive-all", "POST /v1/bulk:redrive", "dead", "Redrive all that match", then=_JOB),
     Act("purge-all", "POST /v1/bulk:purge", "dead", "Purge all that match", danger=True, then=_JOB),
     Act("stop-job", "POST /v1/bulk/{name}:stop", _JOB, "Stop", when=("state", ("running", "waiting")),
@@ -178,7 +180,7 @@ BY_ACT = {one.name: one for one in ACTS}
 
 def offered(found: Page, view: View, content: Content) -> list[tuple[Act, dict[str, str]]]:
     """Return the actions that a page offers to its reader, each with the values that its form begins with."""
-    record = next((one.record for one in content.blocks if isinstance(one, Facts)), {})
+    record = next((one.record for one in content.blocks if isinstance(one, Facts)), view.query)
     topic = view.path.get("topic") or record.get("topic") or view.query.get("topic")
     offers = []
     for act in ACTS:
@@ -188,8 +190,10 @@ def offered(found: Page, view: View, content: Content) -> list[tuple[Act, dict[s
         if act.at == _JOB and not view.may(BulkKind(record["kind"]).right, topic):
             continue
         if view.may(act.http.access, topic):
-            values = {**view.query, **view.path}
-            offers.append((act, values | {name: values[of] for name, of in act.given.items()}))
+            there = {**view.query, **view.path}
+            there |= {name: there[of] for name, of in act.given.items()}
+            asked = [one.name for one in act.fields(there, {})]
+            offers.append((act, {name: value for name, value in there.items() if name in asked}))
     return offers
 
 

@@ -251,7 +251,10 @@ class Console:
             content = await found.do(view)
         except Exception as exc:
             content = Content("", [Note(text=f"{_problem(exc).detail}.", level="bad")])
-        return self._render("blocks.html", content=content, csrf=view.session.csrf, now_ms=view.now_ms)
+        acts = offered(found, view, content) if isinstance(content, Content) and content.title else []
+        return self._render(
+            "blocks.html", content=content, csrf=view.session.csrf, now_ms=view.now_ms, acts=acts
+        )
 
     # --- HTML
 

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from toc.console.sessions import Session
 from toc.console.shown import Block, Column, Content, Field, Note, Table, following, span
@@ -232,11 +234,17 @@ def fields_of(name: str, values: Mapping[str, str], *, leave_out: tuple[str, ...
             kind = "select" if choices else "checkbox" if bool in _types(info.annotation) else "text"
             label = key.replace("_", " ")
             found.append(
-                Field(
-                    key, label, kind, values.get(key, ""), info.description or "", choices, info.is_required()
-                )
+                Field(key, label, kind, values.get(key, ""), _hint(info), choices, info.is_required())
             )
     return found
+
+
+def _hint(info: FieldInfo) -> str:
+    """Return what the call says of a field, and the form of a time."""
+    types = _types(info.annotation)
+    found = [info, *(one for one in types if isinstance(one, FieldInfo))]
+    about = next((one.description for one in found if one.description), "")
+    return f"{about} 2030-01-31T12:00:00Z" if datetime in types else about
 
 
 def _types(kind: Any) -> list[Any]:

@@ -134,8 +134,8 @@ class Gateway:
             task.cancel()
         await self._service.close()
         tokens.stop(1.0)
-        await loop.run_in_executor(None, jobs.stop)
-        await loop.run_in_executor(None, runner.close)
+        jobs.stop(1.0)
+        runner.close(1.0)
         loop.remove_reader(self._link.fileno())
         self._link.send("left")
 

@@ -140,8 +140,11 @@ def _check_url_allowed(asked: Asked, tasks: Iterable[TaskToSubmit | NewTask]) ->
 
 
 async def submit(asked: Asked) -> Answer:
-    """Store one task. A request that is no JSON is its body, with the fields in the query. With an
-    Idempotency-Key the request may be repeated: for a day it gets the first answer."""
+    """Store one task.
+
+    A request that is no JSON is its body, with the fields in the query. With an Idempotency-Key the request
+    may be repeated: for a day it gets the first answer.
+    """
     topic = asked.topic
     query: RawTask = asked.query
     if asked.raw is not None:

@@ -8,13 +8,16 @@ harmless: a task that is cancelled, rescheduled, redriven or purged twice has th
 from __future__ import annotations
 
 import secrets
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from toc.failpoint import failpoint
+from toc.loop import PREFIX
 from toc.model import wire
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.errors import (
@@ -199,11 +202,19 @@ class BulkRunner:
         turns = [min(held.next_at, held.keep_at) for held in self._held.values()]
         return max(0.0, min([self._look_at, *turns]) - self._clock.monotonic())
 
-    def close(self) -> None:
-        """Let others go on with the jobs at once. Call it when ``run_once`` is not called any more."""
-        for name in self._held:
-            self._table.let_go(name, self._owner)
-        self._held.clear()
+    def close(self, seconds: float) -> None:
+        """Let others go on with the jobs at once. Call it when ``run_once`` is not called any more.
+
+        Gives up after ``seconds``: then others wait until the leases end.
+        """
+        telling = threading.Thread(target=self._let_go, name=f"{PREFIX}bulk-close", daemon=True)
+        telling.start()
+        telling.join(seconds)
+
+    def _let_go(self) -> None:
+        with suppress(TocError):
+            for name in list(self._held):
+                self._table.let_go(name, self._owner)
 
     def _step(self, held: _Held, now: float) -> None:
         job = held.job
@@ -257,7 +268,7 @@ class BulkRunner:
             name, self._owner, done=held.done, counts=held.counts, error=error, part=part, state=state
         )
         if found is not BulkState.RUNNING:  # it has ended, or an operator or another process has it
-            del self._held[name]
+            self._held.pop(name, None)
             if found is BulkState.STOPPED:
                 self._table.let_go(name, self._owner)
 

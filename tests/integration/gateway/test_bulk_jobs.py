@@ -18,8 +18,9 @@ from harness.system import System, small_system
 from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisServer
+from toc.model.bulk import KEPT_MS
 from toc.model.clock import Clock
-from toc.model.errors import InvalidInput
+from toc.model.errors import InvalidInput, StoreUnavailable
 from toc.model.task import NewTask, TaskStatus
 from toc.model.verdict import Failure
 from toc.model.wire import parse_instant as instant_of
@@ -27,7 +28,7 @@ from toc.operate.bulk_jobs import STEP, BulkRunner
 from toc.operate.operation import Doing, Operation, Record
 from toc.operate.operations import bulk
 from toc.sdk.client import TimeoutCenter
-from toc.store.records.bulk import LEASE_MS
+from toc.store.records.bulk import LEASE_MS, BulkTable
 from toc.store.servers.server import Statement
 
 TOPIC, OTHER = "test.sync", "test.doomed"
@@ -161,6 +162,46 @@ def test_a_deadline_that_has_passed_before_a_task_had_its_turn_is_its_failure(sy
     assert {row.version for row in center.store.read(job_ids).values()} == {0}
 
 
+@pytest.mark.parametrize("kind", ["cancel", "reschedule", "redrive", "purge"])
+def test_a_step_whose_outcomes_were_not_written_is_repeated_and_each_task_has_its_outcome(
+    system: System, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center = system.center
+    dead = kind in ("redrive", "purge")
+    job_ids = killed(center, 250, "x") if dead else submitted(center, 250)
+    more = {"action_time": datetime.now(UTC) + timedelta(days=1)} if kind == "reschedule" else {}
+    name = make(center, getattr(bulk, kind), rate=10_000, **more)
+    lost: list[int] = []
+
+    def save(table: BulkTable, name: str, owner: int, real: Any = BulkTable.save, **values: Any) -> Any:
+        if values.get("part") and len(lost) < 2:
+            lost.append(values["done"])
+            raise StoreUnavailable("the server went away")
+        return real(table, name, owner, **values)
+
+    monkeypatch.setattr(BulkTable, "save", save)
+    runner = BulkRunner(center)
+
+    def steps() -> bool:
+        runner.run_once()
+        free_leases(center)
+        return len(lost) == 2
+
+    assert until(steps)
+    job = run(center, name)
+    done = {"cancel": "cancelled", "reschedule": "rescheduled", "redrive": "redriven", "purge": "purged"}
+    assert job["counts"] == {done[kind]: 250}
+    assert outcomes(center, name) == dict.fromkeys(job_ids, done[kind])
+    (audited,) = center.store.audit.list(10, action=f"tasks.{kind}")
+    assert audited.result is not None
+
+
+def free_leases(center: TimeoutCenter) -> None:
+    """As if all leases had ended."""
+    table, server = center.store.bulk._table, center.store._shards.topic_server
+    server.run([Statement(f"UPDATE {table} SET lease_until={server.from_now(-1)}")])
+
+
 def test_nothing_is_done_that_was_not_confirmed(system: System) -> None:
     center = system.center
     job_ids = submitted(center, 100)
@@ -227,13 +268,11 @@ def test_another_process_goes_on_and_one_that_was_late_writes_nothing(system: Sy
         assert act(center, bulk.show, name=name)["done"] == STEP
         next_one.run_once()
         assert act(center, bulk.show, name=name)["done"] == STEP, "the lease of the first holds"
-        table = center.store.bulk._table
-        server = center.store._shards.topic_server
-        server.run([Statement(f"UPDATE {table} SET lease_until={server.from_now(-1)}")])
+        free_leases(center)
         assert run(center, name, next_one)["counts"] == {"cancelled": 3 * STEP}
         clock.passed += 1
         late.run_once()  # it does its next step, and must not count it
-        late.close()
+        late.close(60)
     job = act(center, bulk.show, name=name)
     assert (job["state"], job["counts"]) == ("done", {"cancelled": 3 * STEP})
     assert Counter(outcomes(center, name).values()) == {"cancelled": len(job_ids)}
@@ -271,6 +310,28 @@ def test_a_job_waits_for_a_server_that_is_away_says_so_and_goes_on(
             assert statuses(center, job_ids) == {TaskStatus.CANCELLED}
         finally:
             system.stop()
+
+
+def test_jobs_are_kept_for_their_time_and_go_with_their_tasks(system: System) -> None:
+    center = system.center
+    submitted(center, 10)
+    killed(center, 3, "x")
+    stopped, done = (make(center, bulk.cancel) for _ in range(2))
+    act(center, bulk.stop, name=stopped)
+    run(center, done)
+    running = make(center, bulk.purge)
+    table, server = center.store.bulk._table, center.store._shards.topic_server
+    long_ago = server.from_now(-KEPT_MS)
+    old = [
+        *(f"UPDATE {each} SET gmt_create={long_ago}" for each in (table, f"{table}_part")),
+        f"UPDATE {table} SET gmt_modified={long_ago} WHERE name<>'{stopped}'",
+    ]
+    server.run([Statement(each) for each in old])
+    assert center.store.bulk.purge(KEPT_MS - 60_000) == 1
+    assert {job.name for job in center.store.bulk.list(10)} == {stopped, running}
+    assert not center.store.bulk.part(done, 0).job_ids
+    assert len(center.store.bulk.part(stopped, 0).job_ids) == 10
+    assert run(center, running)["counts"] == {"purged": 3}
 
 
 # --- at gateways

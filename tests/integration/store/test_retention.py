@@ -151,7 +151,7 @@ def test_rows_are_kept_for_a_minute_at_least(fresh_store: Store, old_row: NewRow
     assert purging.left(rows) == ids(rows[0])
 
 
-@pytest.mark.parametrize("table", ["timeout_audit", "timeout_request"])
+@pytest.mark.parametrize("table", ["timeout_audit", "timeout_request", "timeout_bulk"])
 def test_a_missing_table_of_records_keeps_nothing_else_from_being_purged(
     place: Any, fresh_store: Store, old_row: NewRow, table: str
 ) -> None:

@@ -213,7 +213,7 @@ JOB = (
     *JOBS[6:],
 )
 COUNTS = (Column("outcome", "Outcome"), Column("means", "Means"), Column("tasks", "Tasks", number))
-TASKS = (Column("job_id", "Task", link="/console/tasks/{job_id}"), Column("outcome", "Outcome"))
+TASKS = (Column("job_id", "Task", link="/console/tasks/{job_id}"),)
 _OUTCOMES = {
     "cancelled": "Cancelled; no try has started.",
     "rescheduled": "Rescheduled; no try has started.",

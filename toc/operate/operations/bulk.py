@@ -33,11 +33,12 @@ WHICH = (
     Param("due_before", Value.PAST, "Due, or dead, before this time."),
 )  # fmt: skip
 HOW = (
-    Param("rate", Value.NUMBER, "At most N tasks per second.", DEFAULT_RATE, least=1, most=10_000),
+    Param("rate", Value.NUMBER, f"At most N tasks per second. Default {DEFAULT_RATE}.", DEFAULT_RATE, least=1,
+          most=10_000),
     replace(DRY_RUN, about="Make no job; tell how many tasks match."),
     Param("tasks", Value.WHOLE, "How many match, as the dry run told.", least=1),
     Param("confirm", Value.TEXT, "The name of the topic once more.", most=128),
-)
+)  # fmt: skip
 WHEN = (
     Param("delay", Value.SECONDS, "The new deadline, from the moment when a task is moved."),
     Param("action_time", Value.INSTANT, "The new deadline."),
