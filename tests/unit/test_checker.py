@@ -147,10 +147,6 @@ def test_lost_a_task_that_was_due_and_was_put_off_without_a_try(story: Story) ->
     assert broken(story.submit().row(TaskStatus.PENDING, ended=2000).verdict()) == "L"
 
 
-def test_a_task_that_is_not_due_yet_may_wait(story: Story) -> None:
-    assert story.submit(due=2000).row(TaskStatus.PENDING, ended=2000, due=2000).verdict().clean
-
-
 def test_lost_a_task_that_nobody_ran_and_that_is_marked_as_processed(story: Story) -> None:
     assert broken(story.submit().row().verdict()) == "L"
     assert broken(story.run(0.1).verdict()) == "L"  # a start is no success
@@ -211,21 +207,10 @@ def test_early_for_the_last_of_two_deadlines_though_not_for_the_first(story: Sto
     assert broken(story.run(4, 6.5, version=2).verdict()) == "E"
 
 
-def test_a_task_that_was_moved_runs_at_its_new_time(story: Story) -> None:
-    story.submit().call("reschedule", -5, "rescheduled", due=2).row(ended=2.5, version=1, due=2)
-    assert story.run(2.01, 2.4, version=1).verdict().clean
-
-
 def test_a_run_for_the_old_deadline_breaks_a_reschedule_that_was_in_time(story: Story) -> None:
     story.submit().call("reschedule", -5, "rescheduled", due=2).run(0.1, 0.2)
     story.run(2.01, 2.4, version=1).row(ended=2.5, version=1, due=2)
     assert broken(story.verdict()) == "C"
-
-
-def test_a_run_for_the_old_deadline_is_right_when_the_reschedule_said_so(story: Story) -> None:
-    story.submit().call("reschedule", 0.1, "may_have_started", due=2).run(0.05, 0.2)
-    story.run(2.01, 2.4, version=1).row(ended=2.5, version=1, due=2)
-    assert story.verdict().clean
 
 
 def test_a_handler_ran_after_its_cancel_was_acknowledged(story: Story) -> None:
@@ -394,26 +379,6 @@ def test_what_mysql_held_up_was_not_written_when_the_process_died(story: Story) 
     assert story.verdict().duplicates == {"kill": 1}
 
 
-def test_a_handler_that_kills_its_process_explains_its_own_repeat_and_its_neighbours(story: Story) -> None:
-    for job in (1, 2):
-        story.submit(job).row(job=job, attempts=1, crashes=1, ended=1)
-    story.run(0.1, 0.2, "die", job=1).run(0.15, job=2)
-    story.run(0.5, 0.6, pid=2, attempt=2, job=1).run(0.5, 0.6, pid=2, attempt=2, job=2)
-    verdict = story.verdict()
-    assert verdict.clean, verdict
-    assert verdict.duplicates == {"die": 2}
-
-
-def test_a_failed_try_makes_the_next_one_right(story: Story) -> None:
-    story.submit().run(0.1, 0.2, "raise").run(0.5, 0.6, attempt=2, pid=2).row(attempts=1, ended=0.7)
-    assert story.verdict().clean
-
-
-def test_a_try_past_max_runtime_makes_the_next_one_right(story: Story) -> None:
-    story.submit().run(0.1).run(21, 21.1, attempt=2, pid=2).row(attempts=1, ended=21.2)
-    assert story.verdict().clean
-
-
 def test_a_failed_try_that_was_not_charged(story: Story) -> None:
     story.submit().run(0.1, 0.2, "raise").run(0.5, 0.6, pid=2).row(ended=0.7)
     assert broken(story.verdict()) == "R"
@@ -461,13 +426,6 @@ def test_a_try_that_was_charged_for_a_fault_after_a_deadline_that_was_brought_fo
 def test_an_orderly_stop_charges_nothing(story: Story) -> None:
     story.submit().run(0.1, 0.2, attempt=2).row(attempts=1).fault("stop", 0.05, 0.06, 3)
     assert broken(story.verdict()) == "R"
-
-
-def test_a_task_that_died_of_its_own_last_try(story: Story) -> None:
-    story.submit().place("dead").row(TaskStatus.DEAD, 3, attempts=3)
-    for attempt in (1, 2, 3):
-        story.run(attempt - 0.9, attempt - 0.8, "raise", attempt=attempt)
-    assert story.verdict().clean
 
 
 def test_a_task_that_died_of_a_crash(story: Story) -> None:

@@ -29,25 +29,11 @@ from toc.model.topic import Slot
 MAX_NODE = 1_000_000  # bytes, ZooKeeper's limit
 
 
-@given(st.lists(st.none() | st.sampled_from(["h1:7:aa", "h2:8:bb", "h3:9:cc"])))
-def test_an_assignment_is_read_as_it_was_written(owners: list[str | None]) -> None:
-    assert owners_of("t", assignment_data(owners, "h1", 0)) == owners
-
-
 def test_the_assignment_of_the_largest_topic_is_far_from_the_limit_of_a_node() -> None:
     owners: list[str | None] = [
         f"a-host-with-a-long-name-{number % 400}:12345:abcdef" for number in range(1024)
     ]
     assert len(assignment_data(owners, "h", 0)) < MAX_NODE / 20
-
-
-def test_a_member_is_read_as_it_was_written() -> None:
-    for member in (
-        Member("w0", "h", 2.5, frozenset({"order.close", "order.remind"}), 77),
-        Member("w1", "h"),
-        Member("w2", "h", topics=frozenset()),
-    ):
-        assert member_of(member.worker_id, member_data(member)) == member
 
 
 @given(
