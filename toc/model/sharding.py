@@ -100,6 +100,11 @@ def valid_job_id(job_id: object) -> bool:
     return is_whole(job_id, 1, MAX_BIZ_ID)
 
 
+def first_job_id(ms: int) -> int:
+    """Return a number below the job_ids that are made from this instant on."""
+    return (ms - JOB_ID_EPOCH_MS << 22) - 1
+
+
 class JobIds:
     """Generates job_ids locally. Thread-safe; restarts from another value after a fork.
 
