@@ -205,7 +205,7 @@ class View:
         key = name, tuple(sorted((query or {}).items())), tuple(sorted(path.items())), who
         read = partial(call.handler, asked)
         one = await self.readings.get(key, read, max(fresh, self.fresh), WAIT_SECONDS)
-        why = one.error or ("it is still being read" if one.at is None else "")
+        why = one.error or ("it is still being read" if one.reading is not None else "")
         old = "" if one.at is None else f"; this is as of {self.ago(one.at)} ago"
         notes: list[Block] = [Note(text=f"{what}: {why}{old}.", level="bad")] if why else []
         return Part(one.value, notes, one.at)
