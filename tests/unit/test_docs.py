@@ -34,6 +34,7 @@ MAX_WORDS = {
     "docs/quickstart.md": 700,
     "docs/howto.md": 3400,
     "docs/gateway.md": 2500,
+    "docs/console.md": 500,
     "docs/webhooks.md": 1500,
     "docs/schedules.md": 1200,
     "docs/testing.md": 700,

@@ -181,7 +181,11 @@ class Console:
         found, values = self._find(path, method)
         view = View(self._service, self._readings, session, path, values, query, form)
         self._check(found, session)
-        content = await found.do(view)
+        try:
+            content = await found.do(view)
+        finally:
+            if method == "POST":
+                self._readings.forget()
         if isinstance(content, Answer):
             return content
         if isinstance(content, Redirect):

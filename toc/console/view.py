@@ -32,6 +32,8 @@ WAIT_SECONDS = 1.5
 """How long a page waits for a part."""
 ASK_SECONDS = 5.0
 """How long it waits for what it cannot do without."""
+CLUSTER_SECONDS = 5.0
+"""Readings of ZooKeeper and Redis that are younger are good enough for a page."""
 MOST_READINGS = 256
 NOTHING_DONE = "; nothing was acknowledged: try again"
 """What an answer says that is of no use to who only looks."""
@@ -76,6 +78,11 @@ class Readings:
             await asyncio.wait([one.reading], timeout=max(0.0, asked + wait - now()))
             if now() >= asked + wait:
                 return one
+
+    def forget(self) -> None:
+        """Have everything read anew: something was changed."""
+        for one in self._readings.values():
+            one.began = float("-inf")
 
     async def _read(self, one: Reading, read: Callable[[], Awaitable[Answer]]) -> None:
         began = self._service.center.clock.now_ms()

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toc.console.shown import Block, Column, Content, Table, flag, names, number, seconds, status, time
-from toc.console.view import View, page
+from toc.console.view import CLUSTER_SECONDS, View, page
 from toc.model.access import Action
 
 WORKERS = (
@@ -66,9 +66,9 @@ def by_host(slots: Iterable[Mapping[str, Any]]) -> Table:
 async def workers(view: View) -> Content:
     """Workers, slots that move, intents."""
     there, slots, asked = await asyncio.gather(
-        view.part("Workers", "GET /v1/workers"),
-        view.part("Slots", "GET /v1/slots"),
-        view.part("Drains, weights and pins", "GET /v1/intents"),
+        view.part("Workers", "GET /v1/workers", fresh=CLUSTER_SECONDS),
+        view.part("Slots", "GET /v1/slots", fresh=CLUSTER_SECONDS),
+        view.part("Drains, weights and pins", "GET /v1/intents", fresh=CLUSTER_SECONDS),
     )
     blocks: list[Block] = [*there.notes, *slots.notes, *asked.notes]
     if there.value is not None:

@@ -20,7 +20,7 @@ from toc.console.shown import (
     span,
     status,
 )
-from toc.console.view import View, page
+from toc.console.view import CLUSTER_SECONDS, View, page
 from toc.model.access import Action
 
 HEALTH_SECONDS = 30.0
@@ -128,7 +128,7 @@ async def due(view: View, topic: str = "") -> list[Block]:
 async def overview(view: View) -> Content:
     """What is wrong, and what there is."""
     (wrong, examined), coming, slots = await asyncio.gather(
-        findings(view, "wrong", "warn"), due(view), view.part("Slots", "GET /v1/slots")
+        findings(view, "wrong", "warn"), due(view), view.part("Slots", "GET /v1/slots", fresh=CLUSTER_SECONDS)
     )
     blocks = [*wrong, *slots.notes]
     if slots.value is not None:

@@ -26,7 +26,7 @@ from toc.console.shown import (
     status,
     time,
 )  # fmt: skip
-from toc.console.view import Redirect, View, fields_of, page
+from toc.console.view import CLUSTER_SECONDS, Redirect, View, fields_of, page
 from toc.gateway.calls import Answer
 from toc.model.access import Action
 
@@ -98,7 +98,7 @@ async def tasks(view: View) -> Content | Redirect:
 @page("running", Action.READ_CLUSTER, menu="Running", live=True)
 async def running(view: View) -> Content:
     """What runs now."""
-    part = await view.part("Running tasks", "GET /v1/running", {"limit": "1000"})
+    part = await view.part("Running tasks", "GET /v1/running", {"limit": "1000"}, fresh=CLUSTER_SECONDS)
     blocks = list(part.notes)
     if part.value is not None:
         table = Table(columns=RUNNING, records=part.value["tasks"], empty="No task runs in a worker.")

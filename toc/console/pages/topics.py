@@ -19,7 +19,7 @@ from toc.console.shown import (
     status,
     time,
 )
-from toc.console.view import View, page
+from toc.console.view import CLUSTER_SECONDS, View, page
 from toc.model.access import Action
 
 COLUMNS = (
@@ -63,7 +63,7 @@ async def topic(view: View) -> Content:
     blocks: list[Block] = []
     at = view.now_ms
     if view.may(Action.READ_CLUSTER):
-        slots = await view.part("Slots", "GET /v1/slots", {"topic": name})
+        slots = await view.part("Slots", "GET /v1/slots", {"topic": name}, fresh=CLUSTER_SECONDS)
         blocks += slots.notes
         if slots.value is not None and slots.at is not None:
             at = slots.at
