@@ -65,7 +65,6 @@ WORDS = {
         "dead redrive": "--topic order.close --all",
         "bulk show, bulk tasks, bulk stop, bulk resume": "3f9c0a11b2c4",
         "dead purge": "--topic order.close --all --yes",
-        "sweep": "--once",
         # These start servers and go on; what they print is tested apart.
         "demo": "--count 0",
         "dev": "--directory /dev/null",

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import typer
 
 from toc.cli.operations import command
-from toc.cli.options import Json, flag, option
+from toc.cli.options import Json, option
 from toc.cli.output import progress_line, say, show_one
 from toc.cli.values import opened
 from toc.model.errors import SchemaBehind, StoreUnavailable
@@ -22,9 +20,6 @@ if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
 
 app = typer.Typer(no_args_is_help=True, help="Whether there is an index in Redis, or the database alone.")
-
-REST_SECONDS = 1.0
-"""Between two rounds of a sweep, at least, or for as long as the one before took."""
 
 
 @command(app, index.on, arguments=0)
@@ -39,26 +34,9 @@ def _show_off(record: Record, *, as_json: bool) -> None:
     show_one(record, as_json=as_json)
 
 
-def sweep(
-    once: bool = flag("--once", "Go through everything once, then end."), as_json: Json = False
-) -> None:
-    """Add the entries that Redis lacks, according to the rows. Workers always do so; this works without them.
-
-    Without --once it runs until Ctrl-C. Exits with 4 if some rows could not be indexed: a Redis server is out
-    of reach, or keys there are not toc's.
-    """
-    from toc.operate import admin
-
-    with opened() as center:
-        if once:
-            _refill(center, None, as_json=as_json)
-            return
-        say("sweeping; Ctrl-C ends it")
-        while True:
-            began = time.monotonic()
-            with suppress(StoreUnavailable, SchemaBehind):  # what did not answer has its turn again
-                admin.refill(center)
-            time.sleep(max(REST_SECONDS, time.monotonic() - began))
+def sweep(as_json: Json = False) -> None:
+    """Add the entries that Redis lacks, according to the rows, as workers always do: rebuild all topics."""
+    rebuild(None, as_json=as_json)
 
 
 def rebuild(topic: str | None = option("NAME", "Only this topic."), as_json: Json = False) -> None:
