@@ -51,6 +51,7 @@ SHARDED: Tables = {
         pull_nonce {b16},
         pull_began {ms},
         redrives {u16} DEFAULT 0 NOT NULL,
+        late VARCHAR(600),
         PRIMARY KEY (job_id),
         CONSTRAINT uk_dedup_{n} UNIQUE (biz_id, biz_type, dedup_key)
         """,
@@ -139,6 +140,7 @@ IN_THE_FIRST_DATABASE: Tables = {
         closed {tiny} DEFAULT 0 NOT NULL,
         target VARCHAR(128) DEFAULT '' NOT NULL,
         expires_in {u32} DEFAULT 0 NOT NULL,
+        paused_at {u64} DEFAULT 0 NOT NULL,
         PRIMARY KEY (name),
         CONSTRAINT uk_biz_type UNIQUE (biz_type)
         """,
@@ -193,6 +195,24 @@ IN_THE_FIRST_DATABASE: Tables = {
         CONSTRAINT uk_token_sha256 UNIQUE (sha256)
         """,
         None,
+    ),
+    "timeout_episode": (
+        """
+        episode_id {rowid} NOT NULL,
+        topic VARCHAR(128) NOT NULL,
+        cause VARCHAR(32) NOT NULL,
+        who VARCHAR(300) NOT NULL,
+        since_time {ms} NOT NULL,
+        until_time {ms} NOT NULL,
+        gmt_create {ms} NOT NULL,
+        tasks {u32} NOT NULL,
+        unwritten {u32} NOT NULL,
+        worst {u64} NOT NULL,
+        job_id {u64} NOT NULL,
+        evidence VARCHAR(255) NOT NULL,
+        PRIMARY KEY (episode_id)
+        """,
+        ("ix_episode_age", "gmt_create"),
     ),
     "timeout_audit": (
         """

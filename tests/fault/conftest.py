@@ -114,7 +114,9 @@ def build(
             found = {name: request.getfixturevalue(fixture) for name, fixture in shared.items()}
             settings = {**found, "zookeeper": found["zookeeper"].url, **settings}
         policies = {
-            name.removeprefix("topic_"): settings.pop(name) for name in list(settings) if "topic_" in name
+            name.removeprefix("topic_"): settings.pop(name)
+            for name in list(settings)
+            if name.startswith("topic_")
         }
         given = {
             **({"redis_url": redis_url or request.getfixturevalue("clean_redis").url} if index else {}),

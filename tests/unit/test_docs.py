@@ -41,9 +41,9 @@ MAX_WORDS = {
     "docs/frameworks.md": 700,
     "docs/guarantees.md": 2200,
     "docs/install.md": 2500,
-    "docs/run.md": 6200,
-    "docs/reference.md": 7050,
-    "docs/architecture.md": 2700,
+    "docs/run.md": 6260,
+    "docs/reference.md": 7120,
+    "docs/architecture.md": 2750,
     "docs/decisions.md": 2800,
 }
 

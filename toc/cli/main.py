@@ -20,6 +20,7 @@ from toc.cli import (
     gateway,
     importing,
     index,
+    late,
     schedule,
     streams,
     target,
@@ -44,7 +45,7 @@ app = typer.Typer(
 _START, _TASKS, _OPERATE = "Try and develop", "Tasks", "Set up and operate"
 _COMMANDS = {
     _START: (dev.demo, dev.dev),
-    _TASKS: (task.submit, task.get, task.find, task.running, task.cancel, task.reschedule),
+    _TASKS: (task.submit, task.get, task.find, late.late, task.running, task.cancel, task.reschedule),
     _OPERATE: (
         worker.worker, gateway.gateway, top.top, due.due, due.lateness, worker.slots, worker.workers,
         worker.intents, worker.drain, worker.undrain, worker.pin, worker.unpin, worker.weight,

@@ -125,7 +125,7 @@ def get(
     Examples: toc get 894573895733248
               toc get 894573895733248 --body > mail.eml
     """
-    from toc.operate import admin
+    from toc.operate import admin, late
     from toc.operate.running import where_of
 
     job_id = job_number(wanted)
@@ -146,6 +146,8 @@ def get(
         if body and content is not None:
             record["body_base64"] = b64encode(content.data).decode()
         record["history"] = [failed.shown() for failed in center.store.history(job_id)]
+        found = None if "unreadable" in record else late.why(center, row, topic, by_whom=True)
+        record["late"] = found if found is None or as_json else found["sentence"]
         where = None if topic is None else where_of(center, row, topic)
         if where is not None:
             record |= running_record(where)

@@ -23,11 +23,12 @@ from toc.gateway.calls import (
     meant,
 )
 from toc.gateway.problems import INVALID, NO_BODY, Problem, problem_of
-from toc.model.access import MATRIX, Action
+from toc.model.access import MATRIX, Access, Action
 from toc.model.errors import InvalidDelay, NotInFuture, RequestReused, TocError
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, Submission, TaskRow
 from toc.model.topic import Topic
-from toc.operate.shown import TaskShown, task_shown
+from toc.operate.late import may_be_late, why
+from toc.operate.shown import TaskWithWhy, task_shown
 from toc.store.store import Store
 
 R = TypeVar("R")
@@ -229,9 +230,21 @@ _DOWNLOAD = {
 
 
 async def get(asked: Asked) -> Answer:
-    """Show one task."""
+    """Show one task, and of one that started late, or has not started, why.
+
+    ``late`` is null if it is not, or if nobody knows.
+    """
     row, topic = await asked.row()
-    return Answer(task_shown(row, topic, values=asked.may(topic, Action.READ_VALUES)))
+    shown: TaskWithWhy = {
+        **task_shown(row, topic, values=asked.may(topic, Action.READ_VALUES)),
+        "late": None,
+    }
+    center = asked.service.center
+    if may_be_late(row, center.clock.now_ms()):
+        by_whom = asked.token.may(Action.READ_AUDIT, None) is Access.ALLOWED
+        known = center.catalog.known_type(row.biz_type)
+        shown["late"] = await asked.service.within("late", partial(why, center, row, known, by_whom=by_whom))
+    return Answer(shown)
 
 
 async def history(asked: Asked) -> Answer:
@@ -297,7 +310,7 @@ CALLS = (
         body=TasksToSubmit, gives=Outcomes, most_bytes=BATCH_BYTES, most_values=64 * MAX_IN_BATCH,
         named=True,
     ),
-    HttpCall("GET", "/v1/tasks/{job_id}", Action.GET_TASK, get, "Look at a task", gives=TaskShown),
+    HttpCall("GET", "/v1/tasks/{job_id}", Action.GET_TASK, get, "Look at a task", gives=TaskWithWhy),
     HttpCall("GET", "/v1/tasks/{job_id}/body", Action.GET_BODY, body, "Download a task's body", gives=bytes),
     HttpCall("GET", "/v1/tasks/{job_id}/history", Action.GET_TASK, history, "See why a task failed"),
     HttpCall("DELETE", "/v1/tasks/{job_id}", Action.CANCEL, cancel, "Cancel a task", gives=Changed),

@@ -1,5 +1,5 @@
 """Retention: what is old is deleted bit by bit, in the background: ended rows once their topic's retention is
-over, rows of the audit, bulk jobs, and the answers to named requests.
+over, rows of the audit, bulk jobs, episodes, and the answers to named requests.
 
 The worker that sweeps a table purges it, in a separate thread. A step reads a page of rows in the order of
 their end, deletes those that are old enough, and rests many times as long as it took, so that traffic never
@@ -82,10 +82,11 @@ class Retention:
         """biz_type of a deleted topic -> seconds. Read at the start of each cycle."""
         self._done: dict[tuple[int, TaskStatus, int], Position] = {}
         """(retention, status, table) -> the place up to which all rows were checked."""
-        self._records = [
+        self._records: list[tuple[int, Callable[[], int]]] = [
             (0, partial(store.audit.purge, round(audit * 1000))),
             (0, partial(store.bulk.purge, KEPT_MS)),
             (0, partial(store.minutes.purge, 2 * KEPT * MINUTE_MS)),
+            (0, store.episodes.purge),
             *(
                 (number, partial(store.requests.purge, number, KEEP_REQUESTS_MS))
                 for number in range(store.requests.databases)

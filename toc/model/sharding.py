@@ -105,6 +105,11 @@ def first_job_id(ms: int) -> int:
     return (ms - JOB_ID_EPOCH_MS << 22) - 1
 
 
+def created_ms(job_id: int) -> int:
+    """Return when a job_id was made (ms), by the clock of its host."""
+    return (job_id >> 22) + JOB_ID_EPOCH_MS
+
+
 class JobIds:
     """Generates job_ids locally. Thread-safe; restarts from another value after a fork.
 

@@ -268,7 +268,9 @@ class TaskRow(NamedTuple):
 
     ``tries``: 0 means those of the topic, UNLIMITED that there is no limit. ``expires_at``: 0 means never.
     ``expired`` is 1 if that is why it ended. ``body_sha256`` is the body's fingerprint
-    (``Content.fingerprint``); both are None without a body.
+    (``Content.fingerprint``); both are None without a body. ``redrives`` is how many of the
+    changes that ``version`` counts are redrives; ``late`` are its late starts (``toc.model.lateness``). No
+    insert writes these two.
     """
 
     job_id: int
@@ -293,6 +295,8 @@ class TaskRow(NamedTuple):
     expired: int = 0
     body_length: int | None = None
     body_sha256: bytes | None = None
+    redrives: int = 0
+    late: str | None = None
 
     def to_task(self, topic: str, body: Body | None = None) -> Task:
         """Return the row as callers see it, with its body if it has one. Raises UnreadableTask."""

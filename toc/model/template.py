@@ -16,7 +16,7 @@ MAX_TOPICS = 10_000
 """The largest cap of a template."""
 
 POLICIES = {one.name for one in fields(Topic)} - {
-    *("name", "biz_type", "paused", "resume_rate", "resumed_at", "closed"),
+    *("name", "biz_type", "paused", "resume_rate", "resumed_at", "paused_at", "closed"),
 }
 """The fields of a topic that a template sets."""
 

@@ -106,6 +106,8 @@ class Topic:
     1,000,000; 0: no limit."""
     resumed_at: int = 0
     """When it was resumed, in epoch milliseconds."""
+    paused_at: int = 0
+    """When it was paused the last time, in epoch milliseconds."""
     delivery: Delivery = Delivery.HANDLER
     """Who starts its tasks: ``handler``, a worker; ``pull``, a consumer that asks a gateway; ``webhook``, a
     worker that sends them. Altered only while it is paused and none of its tasks is prepared or leased."""
@@ -131,6 +133,7 @@ class Topic:
         _whole("concurrency", self.concurrency, 0, 100_000)
         _whole("resume_rate", self.resume_rate, 0, 1_000_000)
         _whole("resumed_at", self.resumed_at, 0, MAX_BIZ_ID)
+        _whole("paused_at", self.paused_at, 0, MAX_BIZ_ID)
         if self.target != "" and not (isinstance(self.target, str) and NAME.fullmatch(self.target)):
             raise InvalidTopic(f"target {shown(self.target)} is not the name of a webhook target", "target")
         for name in ("backoff_base", "backoff_cap"):

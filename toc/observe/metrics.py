@@ -91,6 +91,12 @@ LATENESS = _histogram(
     "topic",
     buckets=SECONDS,
 )
+LATE_TASKS = _counter(
+    "toc_late_tasks",
+    "Tries that started more than a second late, by the cause of most of it.",
+    "topic",
+    "cause",
+)
 RUNTIME = _histogram(
     "toc_handler_duration_seconds",
     "How long a handler ran; of a batch for each of its tasks.",

@@ -89,7 +89,11 @@ def _task(
 def topic_record(topic: Topic) -> dict[str, Any]:
     """Return a topic with its policies. Durations are seconds."""
     first = dict.fromkeys(("name", "biz_type", "slot_amount", "topic_type", "paused"))
-    return {**first, **topic.values(), "resumed_at": _at(topic.resumed_at or None)}
+    return {
+        **first,
+        **topic.values(),
+        **{name: _at(getattr(topic, name) or None) for name in ("resumed_at", "paused_at")},
+    }
 
 
 def template_record(template: Template) -> dict[str, Any]:

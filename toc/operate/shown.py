@@ -38,6 +38,37 @@ class TaskShown(TypedDict):
     modified: str
 
 
+class Share(TypedDict):
+    """A part of the time by which a task is late: a cause, how long it held, since when, and what was seen
+    of it."""
+
+    cause: str
+    seconds: float
+    since: str
+    evidence: str
+
+
+class LateShown(TypedDict):
+    """Why a task started so many ``seconds`` late, or is that late so far: then ``started`` is null.
+
+    ``cause`` is that of the largest share, which come first; ``sentence`` says it for people, ``remedy`` what
+    to do about it.
+    """
+
+    seconds: float
+    started: str | None
+    cause: str
+    sentence: str
+    remedy: str
+    shares: list[Share]
+
+
+class TaskWithWhy(TaskShown):
+    """A task, and why it is late; ``late`` is null if it is not, or if nobody knows."""
+
+    late: LateShown | None
+
+
 class UnreadableShown(TypedDict):
     """A task whose row is damaged. ``unreadable`` says how."""
 

@@ -8,6 +8,7 @@ is refused by the row, and a gateway that dies leaves entries that the slot's wo
 from __future__ import annotations
 
 import secrets
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,10 +16,13 @@ from typing import NamedTuple
 from toc.failpoint import failpoint
 from toc.index.queues import Queues
 from toc.model.body import Body, Content
+from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import BodyGone, UnreadableTask
+from toc.model.lateness import LATE_MS, Cause, LateStart, Span, clock_time
 from toc.model.pull import NONCE_BYTES, PullLease, PullRow
 from toc.model.scores import unread_score
+from toc.model.sharding import created_ms
 from toc.model.task import TaskStatus
 from toc.model.topic import Slot
 from toc.model.verdict import (
@@ -31,6 +35,7 @@ from toc.model.verdict import (
     is_last,
     unpulled,
 )
+from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
 from toc.observe.metrics import HANDED_OUT, ORPHANS
 from toc.pull.candidate import NO_FENCE, Candidate
@@ -63,20 +68,24 @@ class HandOuts:
         self,
         store: Store,
         queues: Queues,
+        catalog: TopicCatalog,
         mover: Mover,
         clock: Clock,
         waiting: WaitingPulls,
         lease_secret: bytes,
         woken: Callable[[], None],
+        holdups: Holdups,
     ) -> None:
         self._store = store
         self._queues = queues
+        self._catalog = catalog
         self._mover = mover
         self._clock = clock
         self._waiting = waiting
         self._secret = lease_secret
         self._woken = woken
         """Called when pulls that were given entries in vain wait again."""
+        self._holdups = holdups
 
     def run(self, batch: Sequence[Assigned]) -> None:
         """Hand out tasks of one server."""
@@ -109,6 +118,7 @@ class HandOuts:
         self._mover.move(self._refusals(items, wanted, rows))
         self.give_back(back)
         self.release(one.key for one in lost)
+        self._note_late(one for _, delivered in results.values() for one in delivered)
 
     def _deliver(
         self,
@@ -139,6 +149,38 @@ class HandOuts:
         for topic, tasks in handed.items():
             HANDED_OUT.of(topic).add(tasks)
         return moves, unreadable
+
+    def _note_late(self, delivered: Iterable[HandedOut]) -> None:
+        """Write why tasks were handed out late."""
+        now, wall = self._clock.now_ms(), self._clock.now_ms() - round(time.monotonic() * 1000)
+        lines: dict[int, tuple[int, str]] = {}
+        for one in delivered:
+            row, name = one.row, one.task.topic
+            if now - row.action_time <= LATE_MS:
+                continue
+            late = LateStart(row.version, now, now, ())
+            if row.attempts == 1:  # of a later try, when it was due is not known any more
+                late = late._replace(due=row.action_time)
+                if self._holdups.may_write():
+                    late = late._replace(spans=self._spans(row, one.key.slot, name, now, wall))
+                self._holdups.count(name, row.job_id, late)
+            if late.spans or row.attempts > 1:
+                lines[row.job_id] = row.version, late.line()
+        if lines:
+            self._store.pulls.note_late(lines)
+
+    def _spans(self, row: PullRow, slot: int, name: str, now: int, wall: int) -> list[Span]:
+        """Return what fills the time until a task is handed out for the first time (ms)."""
+        due = row.action_time
+        asked = round(self._waiting.asked_since(name) * 1000) + wall
+        spans = [Span(Cause.NO_CONSUMER, due, asked, f"until {clock_time(asked)} UTC")] if asked > due else []
+        topic = self._catalog.known().get(name)
+        if topic is not None:
+            spans += self._holdups.of_topic(topic, due, now)
+        if not row.version and (stored := created_ms(row.job_id)) > due:
+            spans.append(Span(Cause.STORED_LATE, due, stored, f"at {clock_time(stored)} UTC"))
+        places = self._store.server_of(row.job_id), Slot(name, slot)
+        return self._holdups.fill(due, now, places, spans, Span(Cause.BACKLOG, 0, 0, "consumers were busy"))
 
     def _bury(self, unreadable: Sequence[tuple[PullLease, Nack]]) -> None:
         """End tasks that were handed out and that no consumer can be shown."""
@@ -186,6 +228,9 @@ class HandOuts:
         """Return the moves of each entry that was not handed out to where its row says."""
         unanswered = rows.unanswered
         now = self._clock.now_ms()
+        for job_id, error in unanswered.items():
+            server = self._store.server_of(job_id)
+            self._holdups.note(Cause.DATABASE, server, now, now + AWAY_MS, str(error))
         moves = Moves()
         ends: list[PullEnd] = []
         away = 0

@@ -20,6 +20,7 @@ from toc.model.clock import from_ms
 from toc.model.errors import InvalidLease, NotPulled, TocError, UnreadableTask
 from toc.model.pull import AckOutcome, LeaseOutcome, PullLease
 from toc.model.topic import Delivery, Slot, Topic
+from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
 from toc.pull.acks import LeaseBatches, LeaseCall, NackWish, Verb
 from toc.pull.candidate import NO_FENCE, Candidate
@@ -27,6 +28,7 @@ from toc.pull.handed_out import HandedOut, TtrOf
 from toc.pull.taker import Taker
 from toc.pull.waiting_pulls import LAST_SECONDS, WaitingPull, WaitingPulls
 from toc.sdk.client import TimeoutCenter
+from toc.store.records.episodes import writer
 
 log = get_logger(__name__)
 
@@ -52,9 +54,11 @@ class Pulls:
         self._clock = center.clock
         self._waiting = WaitingPulls(asyncio.get_running_loop())
         self._secret = lease_secret
+        holdups = Holdups(center.clock, center.settings.host)
         self._taker = Taker(
-            center.store, center.queues, center.catalog, center.clock, self._waiting, lease_secret
+            center.store, center.queues, center.catalog, center.clock, self._waiting, lease_secret, holdups
         )
+        self._episodes = writer(center.store.episodes, holdups)
         self._batches = LeaseBatches(center, self._taker.outs)
         self._releases: set[asyncio.Task[Any]] = set()
         self._started = False
@@ -199,6 +203,7 @@ class Pulls:
         if self._started:
             self._started = False
             await asyncio.to_thread(self._taker.stop, STOP_SECONDS)
+            await asyncio.to_thread(self._episodes.stop, STOP_SECONDS)
         await asyncio.gather(*self._releases)
         await self._batches.close()
         # last: the others tell it how hand-outs and leases ended
@@ -209,6 +214,7 @@ class Pulls:
     def _start(self) -> None:
         if not self._started and not self._waiting.shut:
             self._taker.start()
+            self._episodes.start()
             self._started = True
 
     async def _topic(self, name: str) -> Topic:

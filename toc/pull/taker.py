@@ -27,8 +27,10 @@ from toc.loop import Loop, watched_thread
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
+from toc.model.lateness import Cause
 from toc.model.scores import CLAIMS
 from toc.model.topic import Delivery, Slot, Topic
+from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
 from toc.pull.batch_thread import BatchThread
 from toc.pull.candidate import NO_FENCE, Candidate
@@ -76,6 +78,7 @@ class Taker:
         clock: Clock,
         waiting: WaitingPulls,
         lease_secret: bytes,
+        holdups: Holdups,
     ) -> None:
         self._store = store
         self._queues = queues
@@ -105,7 +108,10 @@ class Taker:
         )
         self.mover = Mover(self._queues, catalog, clock)
         """Stopped by its owner, after everything that may use it."""
-        self.outs = HandOuts(store, self._queues, self.mover, clock, waiting, lease_secret, self.wake)
+        self._holdups = holdups
+        self.outs = HandOuts(
+            store, self._queues, catalog, self.mover, clock, waiting, lease_secret, self.wake, holdups
+        )
         self._threads: list[BatchThread[Assigned]] = [
             BatchThread(f"pull-out-{number}", self.outs.run, TAKE_LIMIT * 2)
             for number in range(len(store.tables_of_server()))
@@ -178,7 +184,7 @@ class Taker:
             if demand := self._waiting.demand(name):
                 requests += self._requests(topic, due_times, demand, now)
         if requests:
-            self._accept(self._queues.prepare(requests), due)
+            self._accept(self._queues.prepare(requests), due, now)
         self._waiting.close_hasty(self._empty_topics())
         return self._until_next()
 
@@ -227,14 +233,15 @@ class Taker:
             requests.append(PrepareRequest(slot, limit, topic.retries, self._claim, latest))
         return requests
 
-    def _accept(self, answers: Mapping[Slot, Prepared | IndexUnavailable], due: set[str]) -> None:
-        """Give what was taken to those who wait."""
+    def _accept(self, answers: Mapping[Slot, Prepared | IndexUnavailable], due: set[str], asked: int) -> None:
+        """Give what was taken to those who wait. ``asked``: when (ms) it was asked for."""
         now, known = self._clock.now_ms(), self._catalog.known()
         taken: dict[str, list[Candidate]] = {}
         for slot, result in answers.items():
             due_times = self._due_times.get(slot.topic)
             if isinstance(result, IndexUnavailable):
                 self._fails(slot.topic, result)
+                self._holdups.note(Cause.REDIS, slot, asked, now + RETRY_MS, str(result))
                 if due_times is not None:
                     due_times.note(slot, now + RETRY_MS)
                 continue
@@ -340,9 +347,12 @@ class Taker:
             self._peeked_at = self._clock.monotonic()
             self._to_peek = [slot for one in list(self._due_times.values()) for slot in list(one.due)]
         slots, self._to_peek = self._to_peek[:PEEK_SLOTS], self._to_peek[PEEK_SLOTS:]
+        asked = self._clock.now_ms()
         for slot, peek in self._queues.peek(slots).items():
             if isinstance(peek, IndexUnavailable):
                 self._fails(slot.topic, peek)
+                until = self._clock.now_ms() + RETRY_MS
+                self._holdups.note(Cause.REDIS, slot, asked, until, str(peek))
             elif peek.next_due is not None:
                 self.note_due(slot, _due(peek.next_due))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -19,6 +20,8 @@ TAKE_LIMIT = 200
 """Most entries of one topic that one round takes."""
 PART_SECONDS = 0.05
 """How long a pull that has some of its tasks waits for tasks from a slower server."""
+GAP_SECONDS = 1.0
+"""When nobody has asked for a topic for so long, it had no consumer meanwhile."""
 LAST_SECONDS = 2.0
 """How long a pull whose time is up waits for what is being handed out to it."""
 
@@ -67,6 +70,9 @@ class WaitingPulls:
         self._lock = threading.Lock()
         self._queues: dict[str, dict[WaitingPull, None]] = {}
         self._hasty: set[WaitingPull] = set()
+        self._asked: dict[str, tuple[float, float]] = {}
+        """By topic: since when pulls wait for it or come within GAP_SECONDS, and when the last came or left
+        (monotonic)."""
         self.shut = False
 
     def __len__(self) -> int:
@@ -82,7 +88,11 @@ class WaitingPulls:
             return True
 
     def _queue(self, pull: WaitingPull) -> None:
+        now = time.monotonic()
         for name in pull.topics:
+            since, last = self._asked.get(name, (now, now))
+            waits = bool(self._queues.get(name)) or now - last <= GAP_SECONDS
+            self._asked[name] = since if waits else now, now
             self._queues.setdefault(name, {})[pull] = None
         if pull.hasty:
             self._hasty.add(pull)
@@ -92,9 +102,15 @@ class WaitingPulls:
             queue = self._queues.get(name)
             if queue is not None:
                 queue.pop(pull, None)
+                self._asked[name] = self._asked[name][0], time.monotonic()
                 if not queue:
                     del self._queues[name]
         self._hasty.discard(pull)
+
+    def asked_since(self, topic: str) -> float:
+        """Since when pulls have asked for the topic without a longer pause (monotonic); now, if none does."""
+        with self._lock:
+            return self._asked.get(topic, (time.monotonic(), 0.0))[0]
 
     def topics(self) -> list[str]:
         """The topics from which some pull wants tasks now."""

@@ -32,6 +32,7 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
+from toc.model.lateness import MAX_LATE_CHARS
 from toc.model.sharding import MAX_KEY_BYTES
 from toc.model.task import MAX_ATTRIBUTE_CHARS
 
@@ -148,6 +149,7 @@ def task_table(metadata: MetaData, table: int) -> Table:
         Column("pull_nonce", _binary(16)),
         Column("pull_began", _INSTANT),
         Column("redrives", _U16, nullable=False, server_default=text("0")),
+        Column("late", String(MAX_LATE_CHARS)),
         # also serves "all tasks of this biz_id"
         UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
         # for the sweep (pending and due) and the list of the dead, newest first; with biz_type, so that tasks
@@ -262,6 +264,7 @@ def topic_table(metadata: MetaData) -> Table:
         Column("closed", _TINY, nullable=False, server_default=text("0")),
         Column("target", String(128), nullable=False, server_default=text("''")),
         Column("expires_in", _U32, nullable=False, server_default=text("0")),
+        Column("paused_at", _U64, nullable=False, server_default=text("0")),
         UniqueConstraint("biz_type", name="uk_biz_type"),
     )
 
@@ -406,6 +409,27 @@ def bulk_part_table(metadata: MetaData) -> Table:
     )
 
 
+def episode_table(metadata: MetaData) -> Table:
+    """Declare the table of episodes of late tasks, in the first database. Episode describes the columns."""
+    return _table(
+        metadata,
+        "timeout_episode",
+        Column("episode_id", _ROWID, primary_key=True, autoincrement=False),
+        Column("topic", String(128), nullable=False),
+        Column("cause", String(32), nullable=False),
+        Column("who", String(300), nullable=False),
+        Column("since_time", _INSTANT, nullable=False),
+        Column("until_time", _INSTANT, nullable=False),
+        Column("gmt_create", _INSTANT, nullable=False),
+        Column("tasks", _U32, nullable=False),
+        Column("unwritten", _U32, nullable=False),
+        Column("worst", _U64, nullable=False),
+        Column("job_id", _U64, nullable=False),
+        Column("evidence", String(255), nullable=False),
+        Index("ix_episode_age", "gmt_create"),
+    )
+
+
 def identity_table(metadata: MetaData) -> Table:
     """Declare the table of the task table's identity, in the first database: one row, number 1.
 
@@ -477,6 +501,7 @@ def database_metadata(database: int, databases: int, tables: int) -> MetaData:
         audit_table(metadata)
         bulk_table(metadata)
         bulk_part_table(metadata)
+        episode_table(metadata)
         target_table(metadata)
         member_table(metadata)
         minute_table(metadata)

@@ -18,6 +18,7 @@ from toc.model.task import TaskRow, check_expiry
 from toc.store.check import require, require_layout
 from toc.store.records.audit import AuditTable
 from toc.store.records.bulk import BulkTable
+from toc.store.records.episodes import EpisodeTable
 from toc.store.records.identity import IdentityTable
 from toc.store.records.members import MemberTable
 from toc.store.records.minutes import MinuteTable
@@ -30,6 +31,7 @@ from toc.store.schema import (
     audit_table,
     bulk_part_table,
     bulk_table,
+    episode_table,
     identity_table,
     member_table,
     minute_table,
@@ -118,6 +120,7 @@ class Store(Batches):
         self.minutes = MinuteTable(first, minute_table(metadata), clock)
         self.audit = AuditTable(first, audit_table(metadata), clock)
         self.bulk = BulkTable(first, bulk_table(metadata), bulk_part_table(metadata), clock)
+        self.episodes = EpisodeTable(first, episode_table(metadata), clock)
 
     def close(self) -> None:
         """Close idle connections. May be called twice; the store connects again if it is used."""

@@ -21,7 +21,8 @@ from toc.store.tasks.scan import Position
 from toc.testing.clock import VirtualClock
 from toc.worker.check import Checker
 from toc.worker.control import Suspect
-from toc.worker.entry import NO_FENCE, Entry, Inflight
+from toc.worker.entry import NO_FENCE, ROOM, Entry, Inflight
+from toc.worker.late_starts import LateStarts
 from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.quarantine import Quarantine, RunsAlone
 from toc.worker.run.bodies import BodyReader
@@ -80,6 +81,7 @@ class Worker:
             handlers=self.handlers,
             book=self._book,
             inflight=inflight,
+            late=LateStarts(clock, catalog, self._book),
             died=died,
             max_crashes=center.settings.max_crashes,
         )
@@ -95,6 +97,7 @@ class Worker:
             bodies=self._bodies,
             wanted=WantedRoom(lambda _topic: 1, ()),
             recycle=lambda _why: None,
+            crowd=lambda _topic: ROOM,
         )
         self._leases = LeaseKeeper(tools, finisher)
         self.suspects: list[Suspect] = []

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from toc.loop import Loop
+from toc.model.lateness import Cause
+from toc.observe.holdups import EVERYWHERE
 from toc.observe.metrics import (
     BROKEN_SLOTS,
     HANDLERS,
@@ -65,7 +67,9 @@ class Beat:
         if now - self._last > BEAT_SECONDS + STILL_SECONDS:  # [rule: stood-still]
             self.stood_still()
             self._stood_at = now
+            self.tools.late.slow(Cause.HALTED, EVERYWHERE, now - self._last, "what takes a second")
         self._last = now
+        self.tools.late.look_at_clock()
         damage.check_descriptors()
         if why := damage.found():
             self.recycle(why)

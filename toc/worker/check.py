@@ -16,6 +16,7 @@ from functools import partial
 
 from toc.loop import Reactor
 from toc.model.clock import MAX_CLOCK_SKEW_MS, RateLimit
+from toc.model.lateness import LATE_MS, Cause
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Delivery
 from toc.model.verdict import Check, check
@@ -114,6 +115,9 @@ class Checker:
 
         def take(job_ids: Sequence[int], rows: Answers[TryRow]) -> None:
             some = [by_id[job_id] for job_id in job_ids]
+            read = self.tools.clock.monotonic()
+            for entry in some:
+                entry.read = read
             if not rows.unanswered:
                 self._read_step.took(time.monotonic() - began, len(some))
             if self._leaving:
@@ -162,11 +166,14 @@ class Checker:
                 refused.append((entry, row))
         if unread:
             self._put_away(unread, rows.unanswered)
+        skew = max((entry.taken for entry in entries), default=now) - now
+        if skew > LATE_MS:
+            for entry in ready + soon:
+                entry.behind = skew
         if soon:
             self.early.put(soon)
         if expired:
             self.finisher.expire(self._written_soon(expired))
-        skew = max((entry.taken for entry in entries), default=now) - now
         if not behind and skew > MAX_CLOCK_SKEW_MS and self._tells_behind():
             # All waited for this clock before they were taken: they are late, and nothing else would say why.
             log.error("clock_behind_redis", tasks=len(entries), milliseconds=skew)
@@ -218,6 +225,10 @@ class Checker:
         self._unread_at = now
         wait = min(max(RETRY_MS, int(500 * (now - self._unread_since))), MAX_RETRY_MS)
         until = at + wait
+        for server, error in {
+            self.tools.store.server_of(entry.job_id): errors[entry.job_id] for entry in rest
+        }.items():
+            self.tools.late.note(Cause.DATABASE, server, at, until, str(error))
         self.finisher.put_away([(entry, until + -until % LUMP_MS) for entry in rest])
 
     def start(self, ready: list[Entry]) -> None:
@@ -235,9 +246,13 @@ class Checker:
         """Those of the entries whose server keeps up with writing. Postpones the others."""
         if self.finisher.unwritten <= MAX_UNWRITTEN or not any(map(self.finisher.behind, entries)):
             return entries
-        at = self.tools.clock.now_ms() + RETRY_MS
-        self.finisher.put_away((entry, at) for entry in entries if self.finisher.behind(entry))
-        return [entry for entry in entries if not self.finisher.behind(entry)]
+        now = self.tools.clock.now_ms()
+        at = now + RETRY_MS
+        late = set(filter(self.finisher.behind, entries))
+        for server in {self.tools.store.server_of(entry.job_id) for entry in late}:
+            self.tools.late.note(Cause.DATABASE, server, now, at, "ended tries wait to be written")
+        self.finisher.put_away((entry, at) for entry in late)
+        return [entry for entry in entries if entry not in late]
 
     def _runs_alone(self, entry: Entry) -> bool:
         """Whether it is a suspect. A webhook never is: it runs nothing of the application."""

@@ -18,6 +18,7 @@ from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from toc.model.handler import Handler
+from toc.model.lateness import Cause
 from toc.model.raised import Delivered
 from toc.model.scores import unread_score
 from toc.model.task import TryRow
@@ -33,6 +34,11 @@ LOST = float("-inf")
 """The time of the last heartbeat of an entry that others may have taken, or take from now on."""
 UNREAD = TryRow(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, None, "")
 """In place of a row that has yet to be read."""
+
+
+Crowd = tuple[Cause, str]
+"""What keeps the tasks of a topic from starting sooner, with the evidence."""
+ROOM: Crowd = (Cause.BACKLOG, "")
 
 
 class State(StrEnum):
@@ -82,7 +88,9 @@ class Entry:
     ``fence`` is the fencing token: this worker may move the entry only while its PrepareQueue score carries
     it. ``taken`` is Redis's time of the prepare in milliseconds. Monotonic times: ``held`` is from before the
     take, ``kept`` the last heartbeat or LOST, ``started`` and ``ended`` those of the handler (0 and unset
-    before). ``delivered`` is what the receiver of a webhook answered, if it succeeded.
+    before), ``read`` when its row was read (0: not yet). ``behind`` is how much this host's clock is behind
+    that of Redis (ms), if that delays it; ``crowd`` what kept it from starting sooner, if nothing else did.
+    ``delivered`` is what the receiver of a webhook answered, if it succeeded.
     """
 
     job_id: int
@@ -99,6 +107,9 @@ class Entry:
     row: TryRow = UNREAD
     """As the last row check read it."""
     lease: Lease = NO_LEASE
+    read: float = 0.0
+    behind: int = 0
+    crowd: Crowd = ROOM
     delivered: Delivered | None = None
 
     def __post_init__(self) -> None:

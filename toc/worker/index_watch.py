@@ -41,6 +41,7 @@ from toc.index.messages import Generation
 from toc.index.queues import OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, Queues
 from toc.loop import Loop
 from toc.model.errors import IndexUnavailable
+from toc.model.lateness import Cause
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import INDEX_LOSSES
@@ -186,6 +187,7 @@ class IndexWatch:
             self.tools.book.renew([slot for slot in owned if slot in self._missing])
             self.on_loss()
         self._record(now)
+        self._note_out(now)
         return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
 
     def ask_owner(self) -> None:
@@ -251,6 +253,14 @@ class IndexWatch:
             by_node.setdefault(self.queues.node_of(slot), []).append(slot)
         whole = {slot for slot, seen in self._seen.items() if seen.recorded == seen.serving}
         return [[slot for slot in some if slot in whole] or some for some in by_node.values()]
+
+    def _note_out(self, now: float) -> None:
+        """Note what cannot be taken from the index now."""
+        at = self.tools.clock.now_ms()
+        for slot in self.out_of_reach(self.tools.book.wanted):
+            silent = now - self._answered.get(self.queues.node_of(slot), now)
+            about = "its node is out of reach, full, or has a key of others"
+            self.tools.late.note(Cause.REDIS, slot, at - round(silent * 1000), at, about)
 
     def _note_full(self, samples: Iterable[Slot], now: float) -> None:
         """Record the nodes that take no new entries."""
@@ -331,6 +341,10 @@ class IndexWatch:
             }
             if known:
                 INDEX_LOSSES.of().add()
+                at = self.tools.clock.now_ms()
+                for slot in lost:
+                    until = at + round(HOLD_SECONDS * 1000)
+                    self.tools.late.note(Cause.REDIS, slot, at, until, "it had lost its data")
                 log.warning("index_lost_data", slots=len(lost), slot=str(lost[0]))
             else:  # a new topic, or a loss that no worker saw
                 log.info("index_unfilled", slots=len(lost), slot=str(lost[0]))

@@ -11,6 +11,7 @@ from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.store.store import Store
 from toc.worker.entry import Inflight
+from toc.worker.late_starts import LateStarts
 from toc.worker.slots import SlotBook
 
 
@@ -26,6 +27,7 @@ class Tools:
     handlers: dict[str, Handler]
     book: SlotBook
     inflight: Inflight
+    late: LateStarts
     max_crashes: int
     died: Callable[[int, str], None]
     """Called with the job_id and the reason once a row says that its task is dead."""

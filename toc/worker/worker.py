@@ -17,6 +17,7 @@ from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.parts import open_queues
+from toc.store.records.episodes import writer
 from toc.store.records.secretbox import key_mark
 from toc.worker.beat import Beat
 from toc.worker.control import ControlPipe, Suspect, unpack
@@ -25,6 +26,7 @@ from toc.worker.entry import Entry, Inflight
 from toc.worker.guards.silence import BEAT_SECONDS
 from toc.worker.handover import Handover
 from toc.worker.index_watch import IndexWatch
+from toc.worker.late_starts import LateStarts
 from toc.worker.pipeline import Pipeline
 from toc.worker.quarantine import RunsAlone
 from toc.worker.reclaim import Reclaimer
@@ -83,8 +85,10 @@ class Worker:
             died=center.hooks.died,
             book=self.book,
             inflight=Inflight(),
+            late=LateStarts(clock, center.catalog, self.book),
             max_crashes=settings.max_crashes,
         )
+        self._late = tools.late
         self.pipeline = Pipeline(
             tools,
             threads=threads,
@@ -163,6 +167,7 @@ class Worker:
             *self.services.loops,
             *self.rows.loops,
             self._catalog,
+            writer(center.store.episodes, self._late),
             *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
         ]
         self.beat = Beat(
@@ -279,6 +284,7 @@ class Worker:
         if kind == "dead":
             self._leases.set_dead(message["workers"])
             self.book.dead = frozenset(message["workers"])
+            self._late.died(message["workers"])
             self.reclaimer.look_now()
             self.rows.look_now()
         elif kind == "sure":

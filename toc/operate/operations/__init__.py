@@ -10,6 +10,7 @@ from toc.operate.operations import (
     dead,
     due,
     index,
+    late,
     pending,
     schedules,
     targets,
@@ -20,7 +21,8 @@ from toc.operate.operations import (
 )
 
 SUBJECTS = (
-    tasks, topics, pending, dead, due, bulk, cluster, index, tokens, templates, audit, targets, schedules,
+    tasks, late, topics, pending, dead, due, bulk, cluster, index, tokens, templates, audit, targets,
+    schedules,
 )  # fmt: skip
 OPERATIONS = tuple(
     one for subject in SUBJECTS for one in vars(subject).values() if isinstance(one, Operation)

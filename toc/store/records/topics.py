@@ -67,13 +67,16 @@ class TopicTable(NamedTable[Topic]):
             raise TopicExists(f"{what} exists already; `toc topic list` shows all") from exc
 
     def alter(self, name: str, /, **changes: Any) -> Topic:
-        """Change policies of a topic and return the new topic.
+        """Change policies of a topic and return the new topic, with the time at which it was paused.
 
         Raises UnknownTopic, and InvalidTopic for a value out of range or a field that
         cannot change.
         """
         for _ in range(REPEATS):
             topic, version = self.get_with_version(name)
+            if "paused" in changes:  # a resume of a topic that is not paused only sets a rate
+                now = self._clock.now_ms() if changes["paused"] else 0
+                changes["paused_at"] = topic.paused_at if topic.paused else now
             changed = altered(topic, changes)
             values = changed.values()
             if self._update(self._at(name, version), **{field: values[field] for field in changes}):

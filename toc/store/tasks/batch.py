@@ -20,7 +20,7 @@ from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.servers.shards import Answers, Shards, Trouble
 from toc.store.tasks import bodies
 from toc.store.tasks import rows as sql
-from toc.store.tasks.history import FailedTry, added, error_text
+from toc.store.tasks.history import FailedTry, Late, added, error_text, with_late
 from toc.store.tasks.leases import NO_LEASE, Leases
 from toc.store.tasks.pulls import FREE
 from toc.store.tasks.tries import Tries
@@ -32,6 +32,7 @@ CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
 SentTries = Mapping[int, tuple[int, Delivered]]
 """Delivered webhooks by job_id: the number of the try, and what was answered."""
 NOT_SENT: SentTries = {}
+NOT_LATE: Late = {}
 
 
 class OpenTasks(NamedTuple):
@@ -157,16 +158,19 @@ class Batches(Tries):
 
     # --- guarded changes -------------------------------------------------------------------------------
 
-    def finish(self, items: Iterable[tuple[int, int]], sent: SentTries = NOT_SENT) -> Answers[Finish]:
+    def finish(
+        self, items: Iterable[tuple[int, int]], sent: SentTries = NOT_SENT, late: Late = NOT_LATE
+    ) -> Answers[Finish]:
         """Mark tasks, given as (job_id, version), as processed if they are pending under that version.
 
-        What ``sent`` holds of them is added to their histories. The result has an outcome for every job_id.
+        What ``sent`` holds of them is added to their histories, and what ``late`` holds to their rows. The
+        result has an outcome for every job_id.
         """
         versions = dict(items)
         now = self._stamp()
         return self._shards.each(
             self._shards.group(versions),
-            lambda server, ids: self._finish(server, ids, versions, now, sent),
+            lambda server, ids: self._finish(server, ids, versions, now, sent, late),
             locks=True,
         ).joined()
 
@@ -177,6 +181,7 @@ class Batches(Tries):
         versions: Mapping[int, int],
         now: int,
         sent: SentTries,
+        late: Late,
     ) -> dict[int, Finish]:
         groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for table, part in ids.items():
@@ -188,7 +193,8 @@ class Batches(Tries):
                 Statement(
                     f"UPDATE {server.by_primary_key(self._shards.names[table])} "
                     f"SET status={PROCESSED},next_time={ended},"
-                    f"gmt_modified={ended}{_delivered(server, part, sent, version, now)} "
+                    f"gmt_modified={ended}{_delivered(server, part, sent, version, now)}"
+                    f"{with_late(server, part, late, ',')} "
                     f"WHERE job_id IN ({sql.numbers(part)}) "
                     f"AND status={PENDING} AND version={version:d}"  # [rule: success-fence]
                 )
@@ -217,10 +223,10 @@ class Batches(Tries):
         self._mark_tried(server, self._shards.group(cancelled).get(server, {}))
         return cases
 
-    def fail(self, items: Sequence[Failure]) -> Answers[Guard]:
+    def fail(self, items: Sequence[Failure], late: Late = NOT_LATE) -> Answers[Guard]:
         """Write failed tries on pending rows whose version, attempts and crashes are still as given, and that
         no other worker has leased."""
-        return self._fail(items, self.leases.free)  # [rule: lease-fence]
+        return self._fail(items, self.leases.free, late)  # [rule: lease-fence]
 
     def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Write tries that ended with their workers, except on rows that a live worker has leased.
@@ -230,7 +236,9 @@ class Batches(Tries):
         """
         return self._fail(items, self.leases.unleased)  # [rule: crash-unleased]
 
-    def _fail(self, items: Sequence[Failure], free: Callable[[DatabaseServer], str]) -> Answers[Guard]:
+    def _fail(
+        self, items: Sequence[Failure], free: Callable[[DatabaseServer], str], late: Late = NOT_LATE
+    ) -> Answers[Guard]:
         now = self._stamp()
         return self._guarded(
             items,
@@ -238,24 +246,26 @@ class Batches(Tries):
             lambda server, item: (
                 f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
                 f"next_time={server.instant(item.next_time)},gmt_modified={server.instant(now)}"
-                f"{_noted(server, item, now, item.next_time)}"
+                f"{_noted(server, item, now, item.next_time)}{with_late(server, [item.job_id], late, ',')}"
             ),
         )
 
-    def die(self, items: Sequence[Failure]) -> Answers[Guard]:
+    def die(self, items: Sequence[Failure], late: Late = NOT_LATE) -> Answers[Guard]:
         """Mark rows as dead if they are unchanged since they were read. Their next_time becomes the time of
         death.
 
         Those that have expired before any try started become cancelled. What ends by time alone must be due
         and have expired by the clock of its server too: that of a host may be ahead.
         """
-        return self._die(items, self.leases.free)
+        return self._die(items, self.leases.free, late)
 
     def expire(self, items: Sequence[Failure]) -> Answers[Guard]:
         """End rows like ``die``, except those that any live worker has leased by now, this one included."""
         return self._die(items, self.leases.unleased)
 
-    def _die(self, items: Sequence[Failure], free: Callable[[DatabaseServer], str]) -> Answers[Guard]:
+    def _die(
+        self, items: Sequence[Failure], free: Callable[[DatabaseServer], str], late: Late = NOT_LATE
+    ) -> Answers[Guard]:
         now = self._stamp()
         return self._guarded(
             items,
@@ -264,7 +274,7 @@ class Batches(Tries):
                 f"status={DEAD if item.started else CANCELLED},{'expired=1,' if item.expired else ''}"
                 f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
                 f"next_time={server.instant(now)},gmt_modified={server.instant(now)}"
-                f"{_noted(server, item, now)}"
+                f"{_noted(server, item, now)}{with_late(server, [item.job_id], late, ',')}"
             ),
         )
 

@@ -8,15 +8,17 @@ worker, ``at`` milliseconds. ``stack``, if something was raised, is the innermos
 passed, without any values. A webhook's line has more: the ``status`` of the answer (0: none), the ``ms``
 that the request took, and when the ``next`` try was due (milliseconds; 0: none). Where ``status`` is 2xx the
 try succeeded, and ``error`` is the beginning of the answer. To change the format, add keys and accept lines
-without them.
+without them. Beside it a row keeps its late starts, in ``late`` (``toc.model.lateness``).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from toc.model.documents import parse_object
+from toc.model.lateness import MAX_LATE_CHARS
 from toc.model.wire import instant, seconds
 from toc.store.schema import ERROR_COLUMN_CHARS, MAX_HISTORY_CHARS
 from toc.store.servers.server import DatabaseServer
@@ -88,3 +90,18 @@ def parse(text: str | None) -> list[FailedTry]:
         except (ValueError, KeyError, TypeError, OverflowError):  # the first line, cut off, or foreign data
             continue
     return found
+
+
+Late = Mapping[int, str]
+"""What is added to ``late`` of rows, by job_id: ``LateStart.line`` of a try."""
+
+
+def with_late(server: DatabaseServer, job_ids: Iterable[int], late: Late, before: str = "") -> str:
+    """Return the SQL that adds late starts to those of the rows that have one, after ``before``; else
+    nothing."""
+    cases = [
+        f"WHEN {job_id:d} THEN {server.appended('late', late[job_id], MAX_LATE_CHARS)}"
+        for job_id in job_ids
+        if job_id in late
+    ]
+    return f"{before}late=CASE job_id {' '.join(cases)} ELSE late END" if cases else ""

@@ -17,7 +17,7 @@ from toc.model.verdict import Nack, PullEnd
 from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.servers.shards import Answers, Shards
 from toc.store.tasks import rows as sql
-from toc.store.tasks.history import FailedTry, added, error_text
+from toc.store.tasks.history import FailedTry, added, error_text, with_late
 from toc.store.tasks.leases import NO_LEASE
 
 T = TypeVar("T")
@@ -119,6 +119,28 @@ class Pulls:
             return _rows(results[len(updates) :])
 
         return self._shards.each(self._shards.group(by_id), send, locks=True).joined()
+
+    def note_late(self, lines: Mapping[int, tuple[int, str]]) -> None:
+        """Add late hand-outs to rows, given as version and ``LateStart.line`` by job_id; not to redriven
+        ones, whose action_time is not when they were due. What cannot be written now is left out."""
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
+            groups: dict[tuple[int, int], list[int]] = {}
+            for table, part in ids.items():
+                for job_id in part:
+                    groups.setdefault((table, lines[job_id][0]), []).append(job_id)
+            texts = {job_id: text for job_id, (_, text) in lines.items()}
+            updates = [
+                Statement(
+                    f"UPDATE {server.by_primary_key(self._shards.names[table])} "
+                    f"SET {with_late(server, part, texts)} WHERE job_id IN ({sql.numbers(part)}) "
+                    f"AND version={version:d} AND redrives=0"
+                )
+                for (table, version), part in groups.items()
+            ]
+            server.run(updates, transaction=True, outwait=False)
+
+        self._shards.each(self._shards.group(lines), send, locks=True)
 
     def release(self, leases: Iterable[PullLease]) -> Answers[PullRow | None]:
         """Take back tasks that no consumer has seen and whose leases live: uncharged, and due at once.

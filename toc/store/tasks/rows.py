@@ -17,9 +17,9 @@ _BINARY = frozenset({"biz_key", "dedup_key"})
 _NUMBERS = tuple(
     place
     for place, name in enumerate(TaskRow._fields)
-    if name not in ("biz_key", "attribute", "dedup_key", "last_error", "body_length", "body_sha256")
+    if name not in ("biz_key", "attribute", "dedup_key", "last_error", "body_length", "body_sha256", "late")
 )
-_COLUMNS = ",".join(TaskRow._fields)
+_COLUMNS = ",".join(TaskRow._fields[:-2])
 _VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s,%d,%s,%d,%s)"
 """A row of them: %d accepts only a number; a nullable value is NULL or the placeholder of a parameter."""
 
@@ -172,7 +172,7 @@ def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statem
         # Unpacked at once: access to each field by name costs as much as writing the SQL.
         (job_id, biz_id, biz_key, biz_type, status, action_time, next_time, attribute, version, attempts,
          crashes, slot_crc, slot_amount, dedup_key, last_error, created, modified,
-         tries, expires_at, expired, body_length, body_sha256) = row  # fmt: skip
+         tries, expires_at, expired, body_length, body_sha256, *_) = row  # fmt: skip
         key = dedup = error = "NULL"
         if biz_key is not None:
             key = "%s"

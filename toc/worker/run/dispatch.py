@@ -13,7 +13,7 @@ from typing import Protocol
 
 from toc.model.handler import Handler
 from toc.model.topic import Slot
-from toc.worker.entry import Entry
+from toc.worker.entry import ROOM, Crowd, Entry
 from toc.worker.run.bodies import BodyReader
 from toc.worker.run.handler_calls import HandlerCalls
 from toc.worker.run.handler_loop import HandlerLoop
@@ -22,6 +22,9 @@ from toc.worker.settle.finish import Finisher
 from toc.worker.take.early import EarlyEntries
 from toc.worker.take.feedback import WantedRoom
 from toc.worker.tools import Tools
+
+CROWD_SECONDS = 0.05
+"""For how long an answer about a crowd holds."""
 
 
 class Starts(Protocol):
@@ -62,7 +65,10 @@ class Dispatcher:
             bodies=self.bodies,
             wanted=self._wanted,
             recycle=self.recycle,
+            crowd=self.crowd,
         )
+        self._crowds: dict[str, tuple[float, Crowd]] = {}
+        """By topic, what kept its tasks, and until when that is not asked again (monotonic)."""
         plain = [topic for topic, handler in self.tools.handlers.items() if not handler.is_async]
         self._threads = HandlerThreads(plain, self.threads, calls)
         coroutines = [handler for handler in self.tools.handlers.values() if handler.is_async]
@@ -100,6 +106,17 @@ class Dispatcher:
         """Wake the callers in ``on_room`` when there is room for ``topic``: at once if there is room now."""
         self._wanted.add(topic)
         self._loop.look_for_room(topic)
+
+    def crowd(self, topic: str) -> Crowd:
+        """What keeps tasks of a topic that are due, checked and late from having started, a moment ago."""
+        now = self.tools.clock.monotonic()
+        until, crowd = self._crowds.get(topic, (0.0, ROOM))
+        if now >= until:
+            known = self.tools.catalog.known().get(topic)
+            part = self._loop if topic in self._loop.lines else self._threads
+            crowd = part.crowd(topic, 0 if known is None else known.concurrency)
+            self._crowds[topic] = now + CROWD_SECONDS, crowd
+        return crowd
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Put entries that are due and checked into their lines."""

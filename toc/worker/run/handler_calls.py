@@ -13,12 +13,13 @@ from typing import Any
 
 from toc.model.body import Body
 from toc.model.errors import UnreadableTask
+from toc.model.lateness import LATE_MS
 from toc.model.raised import Raised, raised
 from toc.model.task import Task
 from toc.model.topic import Delivery
 from toc.model.verdict import has_expired
 from toc.observe.log import Stack, get_logger
-from toc.worker.entry import Entry
+from toc.worker.entry import Crowd, Entry
 from toc.worker.guards import copies, damage
 from toc.worker.run.bodies import BodyReader
 from toc.worker.settle.finish import Finisher
@@ -43,6 +44,7 @@ class HandlerCalls:
     bodies: BodyReader
     wanted: WantedRoom
     recycle: Callable[[str], None]
+    crowd: Callable[[str], Crowd]
 
     def concurrency(self, topic: str) -> int:
         """How many handlers of the topic may run at once. 0: no limit."""
@@ -67,6 +69,8 @@ class HandlerCalls:
                 entry.started = 0.0
                 expired.append(entry)
             else:
+                if now - entry.row.next_time > LATE_MS:
+                    entry.crowd = self.crowd(entry.topic.name)
                 due.append(entry)
         if early:
             self.early.put(early)

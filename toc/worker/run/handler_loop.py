@@ -14,10 +14,11 @@ from functools import partial
 
 from toc.loop import WatchedEventLoop, dies, watched_thread
 from toc.model.handler import Handler
+from toc.model.lateness import Cause
 from toc.model.raised import Delivered, Disturbed
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.worker.entry import Entry
+from toc.worker.entry import Crowd, Entry
 from toc.worker.guards import copies
 from toc.worker.guards.loopwatch import LoopWatch
 from toc.worker.run.bodies import Fetched
@@ -31,7 +32,7 @@ from toc.worker.run.handler_calls import (
     task_for,
     tasks_for,
 )
-from toc.worker.run.line import START_WITHIN_SECONDS, Line
+from toc.worker.run.line import LONG_SECONDS, START_WITHIN_SECONDS, Line
 
 log = get_logger(__name__)
 
@@ -136,6 +137,16 @@ class HandlerLoop:
     def load(self) -> dict[str, tuple[int, int]]:
         """For each topic, how many coroutines run (a batch counts as one) and how many entries wait."""
         return {topic: (line.calls, len(line.waiting)) for topic, line in self.lines.items()}
+
+    def crowd(self, topic: str, concurrency: int) -> Crowd:
+        """What keeps entries of a topic from running sooner."""
+        line = self.lines[topic]
+        crowd = line.crowd(line.calls + 1, concurrency)  # the one that is about to begin is a call, too
+        if line.waiting_remotely is not None and line.calls >= AHEAD // 2:
+            return Cause.TARGET, f"{line.calls} requests run or wait for targets"
+        if crowd[0] is Cause.CONCURRENCY or line.taken < self._limit or line.seconds < LONG_SECONDS:
+            return crowd
+        return Cause.THREADS, f"{line.taken} of {self._limit} coroutines, {line.seconds:.2g} s each"
 
     def look(self) -> None:
         """Find out whether a coroutine blocks the event loop. One thread calls this once a second."""

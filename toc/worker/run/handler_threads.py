@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from toc.loop import watched_thread
+from toc.model.lateness import Cause
 from toc.model.topic import Slot
-from toc.worker.entry import Entry
+from toc.worker.entry import Crowd, Entry
 from toc.worker.run.handler_calls import (
     NO_BODIES,
     HandlerCalls,
@@ -25,7 +26,7 @@ from toc.worker.run.handler_calls import (
     task_for,
     tasks_for,
 )
-from toc.worker.run.line import START_WITHIN_SECONDS, Line
+from toc.worker.run.line import LONG_SECONDS, START_WITHIN_SECONDS, Line
 
 MAX_WAITING = 2000
 """Most entries of one topic that wait for a thread, however fast its handler is. Bounds memory."""
@@ -106,6 +107,17 @@ class HandlerThreads:
     def load(self) -> dict[str, tuple[int, int]]:
         """For each topic, how many threads run its handler, and how many entries wait."""
         return {topic: (line.running, len(line.waiting)) for topic, line in self._lines.items()}
+
+    def crowd(self, topic: str, concurrency: int) -> Crowd:
+        """What keeps entries of a topic from running sooner."""
+        line = self._lines[topic]
+        crowd = line.crowd(line.running, concurrency)
+        longest = max(self._lines.values(), key=lambda one: one.running * one.seconds)
+        has_room = line.running < self._threads_for(line)
+        if crowd[0] is Cause.CONCURRENCY or has_room or longest.seconds < LONG_SECONDS:
+            return crowd
+        about = f"{longest.running} of {self._size} ran {longest.topic}, {longest.seconds:.2g} s each"
+        return Cause.THREADS, about
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Put entries into their lines."""

@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from toc.model.lateness import Cause
 from toc.model.topic import Slot
-from toc.worker.entry import Entry
+from toc.worker.entry import Crowd, Entry
 
 START_WITHIN_SECONDS = 0.1
 """How far ahead the poller takes: as many entries as can start within this time."""
 FIRST_GUESS_SECONDS = 0.005
 """Assumed run time of a handler that has not run yet."""
+
+
+LONG_SECONDS = 0.1
+"""Handlers that take longer keep their threads; with shorter ones it is the number of tasks that counts."""
 
 
 @dataclass(eq=False, slots=True)
@@ -26,6 +31,13 @@ class Line:
     def note_run(self, seconds: float) -> None:
         """Add a run to the average."""
         self.seconds += (max(seconds, 1e-5) - self.seconds) * 0.1
+
+    def crowd(self, running: int, concurrency: int) -> Crowd:
+        """What keeps its entries, of which so many run: the topic's concurrency (0: none), or their
+        number."""
+        if concurrency and running >= concurrency:
+            return Cause.CONCURRENCY, f"{concurrency} at once, {self.seconds:.2g} s each"
+        return Cause.BACKLOG, f"{len(self.waiting)} were taken and waited"
 
     def withdraw(self, slots: set[Slot] | None) -> list[Entry]:
         """Remove and return the entries of these slots (None: all)."""

@@ -60,7 +60,7 @@ class Finisher:
         self.away = PutAway()
         mover = EntryMover(self.tools)
         self.flushers = [
-            Flusher(f"finish-{number}", self.tools, mover, self.pressure)
+            Flusher(number, self.tools, mover, self.pressure)
             for number in range(len(self.tools.store.tables_of_server()))
         ]
 

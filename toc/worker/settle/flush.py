@@ -22,6 +22,7 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, TRIES, StepTimer
 from toc.store.servers.shards import Answers
 from toc.store.tasks.batch import Finish, Guard
+from toc.store.tasks.history import Late
 from toc.store.tasks.plan import TRIED_BEFORE
 from toc.worker.entry import NO_LEASE, Entry
 from toc.worker.settle.moves import EntryMover, Move, mark_begun, move_by_row, tell_unwritten
@@ -54,9 +55,9 @@ MOVED_ON = (Finish.RESCHEDULED, Finish.DEAD)
 
 @dataclass(eq=False)
 class Flusher:
-    """The loop that writes the tries of one database server and moves their entries."""
+    """The loop that writes the tries of one database server, by number, and moves their entries."""
 
-    name: str
+    server: int
     tools: Tools
     mover: EntryMover
     pressure: Pressure
@@ -78,7 +79,7 @@ class Flusher:
         self._begun = 0
         """How many of these have begun so far."""
         self._flushed_at = 0.0
-        self.loop = Loop(self.name, self.run_once)
+        self.loop = Loop(f"finish-{self.server}", self.run_once)
 
     def ended(self, entry: Entry, error: Raised | None) -> None:
         """Record that a try ended."""
@@ -171,8 +172,10 @@ class Flusher:
         done = [entry for entry, error in batch if error is None]
         failed = [(entry, error) for entry, error in batch if error is not None]
         ends = {entry.job_id: after_failure(entry.row, entry.topic, error, now) for entry, error in failed}
-        cases = self._write_successes(done)
-        guards = self._write_failures(ends.values())
+        late = self.tools.late.of(batch, self.server)
+        lines = {job_id: one.line() for job_id, one in late.items() if one.spans}
+        cases = self._write_successes(done, lines)
+        guards = self._write_failures(ends.values(), lines)
         overtaken = [entry for entry in done if cases.get(entry.job_id) in MOVED_ON]
         refused = [e for e, error in failed if guards.get(e.job_id) is Guard.LOST and not error.expired]
         rows, waiting = self._read_again(overtaken, refused)
@@ -184,6 +187,9 @@ class Flusher:
         written = [pair for pair in batch if pair[0].job_id not in later] if later else batch
         # Before entries get the rows that were read again.
         self._measure([entry for entry, error in written if error is None or error.until is None])
+        for entry, _ in written if late else ():
+            if entry.job_id in late:
+                self.tools.late.count(entry.topic.name, entry.job_id, late[entry.job_id])
         moves = []
         for entry, error in written:
             job_id = entry.job_id
@@ -197,17 +203,17 @@ class Flusher:
             TRIES.of(*labels).add(count)
         return moves, unwritten
 
-    def _write_successes(self, done: Sequence[Entry]) -> Answers[Finish]:
+    def _write_successes(self, done: Sequence[Entry], late: Late) -> Answers[Finish]:
         tries = [(entry.job_id, entry.row.version) for entry in done]
         sent = {e.job_id: (e.row.attempts + 1, e.delivered) for e in done if e.delivered is not None}
-        return self.tools.store.finish(tries, sent) if tries else Answers()
+        return self.tools.store.finish(tries, sent, late) if tries else Answers()
 
-    def _write_failures(self, ends: Iterable[Outcome]) -> Answers[Guard]:
+    def _write_failures(self, ends: Iterable[Outcome], late: Late) -> Answers[Guard]:
         guards = Answers[Guard]()
         store = self.tools.store
         for dead, write in ((False, store.fail), (True, store.die)):  # [rule: dead-first]
             if changes := [end.failure for end in ends if end.dead is dead]:
-                found = write(changes)
+                found = write(changes, late)
                 guards = Answers(guards | found, guards.unanswered | found.unanswered)
         return guards
 

@@ -20,6 +20,7 @@ from toc.index.calls import IndexBroken, ReplyLost
 from toc.index.takes import Takes
 from toc.loop import Loop, Reactor
 from toc.model.errors import IndexUnavailable
+from toc.model.lateness import Cause
 from toc.observe.log import get_logger
 from toc.observe.metrics import StepTimer
 from toc.worker.check import Checker
@@ -119,6 +120,7 @@ class Poller:
             owned = self.tools.book.owned.get(request.slot)
             if not isinstance(result, IndexUnavailable):
                 seconds = time.monotonic() - began
+                self.tools.late.slow(Cause.REDIS, request.slot, seconds, "taking it")
                 taken += self.adopter.hold(request.slot, result.entries, result.redis_now_ms, at - seconds)
                 if owned is not None:
                     self.agenda.note_prepared(owned, result, now)
@@ -127,6 +129,8 @@ class Poller:
                 self.adopter.reply_lost(request.slot, request.claim)
             if not isinstance(result, IndexBroken):  # the watch reports these, once
                 failures.append(result)
+                since = now - round((time.monotonic() - began) * 1000)
+                self.tools.late.note(Cause.REDIS, request.slot, since, now + RETRY_MS, str(result))
             if owned is not None:
                 self.agenda.look(owned, now + RETRY_MS)
         if failures:

@@ -1,0 +1,359 @@
+"""Why tasks were late: each cause alone on real servers, some in pairs, and how many of them are told right.
+
+``WHY_LATE_TASKS`` is how many late tasks of each are judged; the table of the run is printed at its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fault.conftest import Build
+from fault.kit.proxy import Proxy, through
+from fault.kit.servers import ClockFile
+from harness.system import System
+
+from benchmarks.local import MariaDB, RedisServer
+from toc import NewTask, Topic
+from toc.model.lateness import LATE_MS, Cause
+from toc.model.task import TaskStatus
+from toc.model.topic import Delivery, TopicType
+from toc.operate.late import why
+from toc.operate.operation import Doing
+from toc.operate.operations.topics import pause, resume
+from toc.pull.pulls import Pulls
+
+TASKS = int(os.environ.get("WHY_LATE_TASKS", "20"))
+SYNC, ASYNC, PULLED = "test.sync", "test.async", "test.pulled"
+_table: dict[str, Counter[str]] = {}
+"""By what was injected, how often each cause was told."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def confusion() -> Iterator[None]:
+    """Prints what was told of what was injected."""
+    yield
+    told = sorted({cause for counts in _table.values() for cause in counts})
+    width = max(map(len, told), default=0) + 2
+    print("\n" + " " * 24 + "".join(f"{cause:>{width}}" for cause in told))
+    for injected, counts in _table.items():
+        print(f"{injected:<24}" + "".join(f"{counts[cause] or '.':>{width}}" for cause in told))
+
+
+@dataclass
+class Scene:
+    """What a cause is injected into."""
+
+    build: Build
+    relay: Callable[..., Proxy]
+    mariadb: MariaDB
+    redis: RedisServer
+    directory: Path
+
+    def system(self, *, threads: int = 4, start: bool = True, env: Any = None, **settings: Any) -> System:
+        """A system with one process."""
+        system = self.build(**settings)
+        if start:
+            system.start(processes=1, threads=threads, env=env)
+        return system
+
+
+def submit(
+    system: System, count: int, topic: str = SYNC, ahead: float = 1.0, spread: float = 0.5, **attribute: Any
+) -> list[int]:
+    """Submit so many tasks, due from then on."""
+    at = datetime.now(UTC) + timedelta(seconds=ahead)
+    tasks = [
+        NewTask(topic, n, action_time=at + timedelta(seconds=spread * n / count), attribute=attribute)
+        for n in range(count)
+    ]
+    return list(system.center.submit_many(tasks))
+
+
+def operate(system: System, operation: Any, **values: Any) -> None:
+    operation.perform(Doing(system.center, "ann@ops", operation.right), {"topic": SYNC, **values})
+
+
+def run(system: System, job_ids: Collection[int]) -> list[int]:
+    system.wait(lambda: not system.pending(job_ids), "all have run", 60)
+    return list(job_ids)
+
+
+def paused(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system()
+    operate(system, pause)
+    job_ids = submit(system, TASKS, ahead=0.2)
+    time.sleep(4)
+    operate(system, resume, rate=0)
+    return system, run(system, job_ids)
+
+
+def backlog(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system(threads=2)
+    return system, run(system, submit(system, 3 * TASKS + 200, spread=0, sleep=0.02))
+
+
+def concurrency(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system(topic_concurrency=2)
+    return system, run(system, submit(system, TASKS + 10, spread=0, sleep=0.2))
+
+
+def concurrency_of_coroutines(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system(topic_concurrency=2)
+    return system, run(system, submit(system, TASKS + 10, ASYNC, spread=0, sleep=0.2))
+
+
+def threads(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system(threads=4)
+    return system, run(system, submit(system, TASKS + 20, spread=0, sleep=0.3))
+
+
+def no_owner(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system(start=False)
+    job_ids = submit(system, TASKS)
+    time.sleep(4)
+    system.start(processes=1)
+    return system, run(system, job_ids)
+
+
+def redis(scene: Scene) -> tuple[System, list[int]]:
+    """Tasks that a consumer waits for: those of a worker are late by less than a second."""
+    gate = scene.relay(scene.redis.port)
+    system = scene.system(redis_url=f"redis://127.0.0.1:{gate.port}/0")
+    system.center.store.topics.create(Topic(PULLED, 9, 4, delivery=Delivery.PULL))
+    system.center.catalog.refresh()
+    job_ids: list[int] = []
+
+    async def consume() -> None:
+        pulls = Pulls(system.center, system.center.store.identity.lease_secret())
+        await pulls.pull([PULLED])  # its threads run
+        for _ in range(6):
+            more = submit(system, TASKS, PULLED, ahead=2.0, spread=0.1)
+            waiting = [asyncio.create_task(pulls.pull([PULLED], most=TASKS, wait=20)) for _ in range(4)]
+            await asyncio.sleep(1.8)
+            gate.stall()
+            await asyncio.sleep(4)
+            gate.flow()
+            found = [one for got in await asyncio.gather(*waiting) for one in got]
+            while found:
+                await pulls.ack([one.key for one in found])
+                found = await pulls.pull([PULLED], most=TASKS)
+            job_ids.extend(more)
+            if len(told(system, job_ids)) >= TASKS:
+                break
+        await pulls.stop()
+
+    asyncio.run(consume())
+    return system, run(system, job_ids)
+
+
+def database(scene: Scene) -> tuple[System, list[int]]:
+    gate = scene.relay(scene.mariadb.port)
+    system = scene.system(start=False)
+    system.start(processes=1, env={"TOC_DATABASE_URLS": through(gate, scene.mariadb.url)})
+    job_ids = submit(system, TASKS, ahead=1.5)
+    time.sleep(1.2)
+    gate.stall()
+    time.sleep(4)
+    gate.flow()
+    return system, run(system, job_ids)
+
+
+def database_slow(scene: Scene) -> tuple[System, list[int]]:
+    gate = scene.relay(scene.mariadb.port)
+    system = scene.system(start=False)
+    system.start(processes=1, env={"TOC_DATABASE_URLS": through(gate, scene.mariadb.url)})
+    job_ids = submit(system, TASKS, ahead=1.5)
+    gate.delay(0.7)
+    run(system, job_ids)
+    gate.delay(0)
+    return system, job_ids
+
+
+def backoff(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system()
+    return system, run(system, submit(system, TASKS, fail=1, retry_after=2))
+
+
+def resume_rate(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system()
+    operate(system, pause)
+    count = 2 * TASKS + 40
+    job_ids = submit(system, count, ahead=1.0, spread=0.1)
+    time.sleep(1.2)
+    operate(system, resume, rate=max(count // 10, 4))
+    run(system, job_ids)
+    rows = system.center.store.read(job_ids)
+    return system, sorted(job_ids, key=lambda job_id: rows[job_id].next_time)[count // 2 :]
+
+
+def clock_behind(scene: Scene) -> tuple[System, list[int]]:
+    clock = ClockFile(scene.directory / "clock")
+    if clock.missing:
+        pytest.skip(clock.missing)
+    clock.shift(-3)
+    system = scene.system(env=clock.python_env)
+    return system, run(system, submit(system, TASKS))
+
+
+def clock_ahead(scene: Scene) -> tuple[System, list[int]]:
+    clock = ClockFile(scene.directory / "clock")
+    if clock.missing:
+        pytest.skip(clock.missing)
+    clock.shift(3)
+    system = scene.system(env=clock.python_env)
+    return system, run(system, submit(system, TASKS, ahead=4.0))
+
+
+def clock_set_forward(scene: Scene) -> tuple[System, list[int]]:
+    clock = ClockFile(scene.directory / "clock")
+    if clock.missing:
+        pytest.skip(clock.missing)
+    system = scene.system(env=clock.python_env, index=False)
+    job_ids = submit(system, TASKS, ahead=5.0)
+    clock.shift(10)
+    return system, run(system, job_ids)
+
+
+def worker_killed(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system()
+    job_ids = submit(system, TASKS, ASYNC, sleep=4)
+    time.sleep(3)
+    os.kill(system.daemons[0].workers()[0], signal.SIGKILL)
+    return system, run(system, job_ids)
+
+
+def stored_late(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system(topic_topic_type=TopicType.INSTANT)
+    return system, run(system, submit(system, TASKS, ahead=-4.0))
+
+
+def halted(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system()
+    job_ids = submit(system, TASKS)
+    pid = system.daemons[0].workers()[0]
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(4)
+    os.kill(pid, signal.SIGCONT)
+    return system, run(system, job_ids)
+
+
+def paused_then_backlog(scene: Scene) -> tuple[System, list[int]]:
+    system = scene.system(threads=2)
+    operate(system, pause)
+    job_ids = submit(system, 3 * TASKS + 200, ahead=0.2, spread=0.1, sleep=0.02)
+    time.sleep(1)
+    operate(system, resume, rate=0)
+    return system, run(system, job_ids)
+
+
+def pulled(scene: Scene, pause: float, busy: float) -> tuple[System, list[int]]:
+    """Tasks of a pulled topic: nobody asks for so long, then one consumer that takes so long for each."""
+    system = scene.system()
+    system.center.store.topics.create(Topic(PULLED, 9, 4, delivery=Delivery.PULL))
+    system.center.catalog.refresh()
+
+    async def consume(count: int) -> None:
+        pulls = Pulls(system.center, system.center.store.identity.lease_secret())
+        await pulls.pull([PULLED])  # its threads run
+        job_ids.extend(submit(system, count, PULLED, ahead=0.5))
+        await asyncio.sleep(pause)
+        for _ in range(count):
+            (one,) = await pulls.pull([PULLED], wait=20)
+            await asyncio.sleep(busy)
+            await pulls.ack([one.key])
+        await pulls.stop()
+
+    job_ids: list[int] = []
+    asyncio.run(consume(TASKS if not busy else 2 * TASKS + 20))
+    return system, run(system, job_ids)
+
+
+def no_consumer(scene: Scene) -> tuple[System, list[int]]:
+    return pulled(scene, pause=4.0, busy=0.0)
+
+
+def slow_consumer(scene: Scene) -> tuple[System, list[int]]:
+    return pulled(scene, pause=0.1, busy=0.1)
+
+
+Inject = Callable[[Scene], tuple[System, list[int]]]
+ALONE: Sequence[tuple[Inject, Cause]] = [
+    (paused, Cause.PAUSED),
+    (backlog, Cause.BACKLOG),
+    (concurrency, Cause.CONCURRENCY),
+    (concurrency_of_coroutines, Cause.CONCURRENCY),
+    (threads, Cause.THREADS),
+    (no_owner, Cause.NO_OWNER),
+    (redis, Cause.REDIS),
+    (database, Cause.DATABASE),
+    (database_slow, Cause.DATABASE),
+    (backoff, Cause.BACKOFF),
+    (resume_rate, Cause.RESUME_RATE),
+    (clock_behind, Cause.CLOCK),
+    (clock_ahead, Cause.CLOCK),
+    (clock_set_forward, Cause.CLOCK),
+    (worker_killed, Cause.WORKER_KILLED),
+    (stored_late, Cause.STORED_LATE),
+    (halted, Cause.HALTED),
+    (no_consumer, Cause.NO_CONSUMER),
+    (slow_consumer, Cause.BACKLOG),
+]
+
+
+@pytest.fixture
+def scene(
+    build: Build,
+    relay: Callable[..., Proxy],
+    mariadb: MariaDB,
+    clean_redis: RedisServer,
+    tmp_path: Path,
+) -> Scene:
+    return Scene(build, relay, mariadb, clean_redis, tmp_path)
+
+
+def told(system: System, job_ids: Collection[int]) -> list[dict[str, Any]]:
+    """Why those of the tasks are late that are, as far as that is told; at most TASKS of them."""
+    system.center.catalog.refresh()
+    rows = system.center.store.read(job_ids).values()
+    found = []
+    for row in rows:
+        assert row.status == TaskStatus.PROCESSED
+        shown = why(system.center, row, system.center.catalog.of_type(row.biz_type), by_whom=True)
+        if shown is not None and shown["seconds"] * 1000 > LATE_MS:
+            found.append(dict(shown))
+    return found[-TASKS:]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("inject", "cause"), ALONE, ids=[inject.__name__ for inject, _ in ALONE])
+def test_the_cause_of_late_tasks_is_told(scene: Scene, inject: Inject, cause: Cause) -> None:
+    system, job_ids = inject(scene)
+    shown = told(system, job_ids)
+    counts = _table[inject.__name__] = Counter(one["cause"] for one in shown)
+    wrong = [one for one in shown if one["cause"] != cause]
+    print(f"\n{inject.__name__}: {len(shown)} late; {shown[len(shown) // 2]['sentence'] if shown else ''}")
+    assert len(shown) >= TASKS * 0.9, f"only {len(shown)} of {TASKS} tasks are told to be late"
+    assert counts[cause] >= 0.95 * len(shown), wrong[:3]
+
+
+@pytest.mark.slow
+def test_two_causes_are_both_named(scene: Scene) -> None:
+    system, job_ids = paused_then_backlog(scene)
+    shown = told(system, job_ids)
+    _table["paused_then_backlog"] = Counter(one["cause"] for one in shown)
+    for one in shown:
+        shares = {share["cause"]: share["seconds"] for share in one["shares"]}
+        # It was due about a second before the resume, which its worker learned within 2.5 s.
+        assert 0.8 < shares["paused"] < 4.0, one
+        assert shares["backlog"] == pytest.approx(one["seconds"] - shares["paused"], abs=0.3), one
+        assert ("more was due" in one["sentence"]) == (shares["backlog"] >= one["seconds"] / 4), one

@@ -1,0 +1,363 @@
+"""Why a task started late: which causes fill the time from when it was due to its start, and the sentence.
+
+    Span        a cause held from then to then, as somebody saw it
+    LateStart   one try that started late, with the spans in it: a line of the row's ``late``
+    explain     what the row, its lines and its failed tries say together
+    Why         the causes by their share, and the sentence that every door shows
+
+Pure: whoever starts a task measures, this only adds up. The share that is the largest is the cause; a second
+one is named if it is at least NAMED_SHARE.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from toc.model.clock import from_ms
+from toc.model.documents import parse
+from toc.model.wire import instant, seconds
+
+LATE_MS = 1000
+"""A task that starts later than this after its time is late (ms)."""
+NAMED_SHARE = 0.25
+MAX_LATE_CHARS = 600
+"""Characters kept of a row's late starts: the last three or more."""
+EVIDENCE_CHARS = 80
+"""Characters of the evidence of a share that a row keeps."""
+SHARES = 3
+"""Most shares of a start that a row keeps: the largest."""
+
+
+class Cause(StrEnum):
+    """Why a task waited. Stored by its name."""
+
+    STORED_LATE = "stored_late"
+    PAUSED = "paused"
+    WORKER_KILLED = "worker_killed"
+    NO_OWNER = "no_owner"
+    REDIS = "redis"
+    DATABASE = "database"
+    CLOCK = "clock"
+    HALTED = "halted"
+    RESUME_RATE = "resume_rate"
+    CONCURRENCY = "concurrency"
+    THREADS = "threads"
+    BACKLOG = "backlog"
+    NO_CONSUMER = "no_consumer"
+    TTR = "ttr"
+    TARGET = "target"
+    BACKOFF = "backoff"
+    UNKNOWN = "unknown"
+
+
+class About(NamedTuple):
+    """The words of a cause, after "because", and what to do about it."""
+
+    words: str
+    remedy: str
+
+
+CAUSES: dict[Cause, About] = {  # where several hold at once, the first of them counts
+    Cause.STORED_LATE: About("it was stored after its time", "submit earlier; see which caller was slow"),
+    Cause.PAUSED: About("its topic was paused", "toc topic resume TOPIC"),
+    Cause.CLOCK: About("clocks differed", "toc doctor; let a time service set that host's clock"),
+    Cause.HALTED: About("its process stood still", "look for a paused or starved machine"),
+    Cause.REDIS: About("Redis did not answer", "toc doctor; look at that Redis node"),
+    Cause.DATABASE: About("the database did not answer in time", "toc doctor; look at that database server"),
+    Cause.WORKER_KILLED: About("its worker died", "look at that host: out of memory, a deploy, a crash"),
+    Cause.NO_OWNER: About("no worker served its slot", "toc slots --topic TOPIC; start or undrain workers"),
+    Cause.RESUME_RATE: About("the rate of the resume held it back", "toc topic resume TOPIC --rate 0"),
+    Cause.CONCURRENCY: About("the topic's concurrency was used up", "toc topic alter TOPIC --concurrency N"),
+    Cause.THREADS: About("all handler threads were busy", "more TOC_THREADS, or shorter handlers"),
+    Cause.BACKLOG: About("more was due than could start at once", "more hosts, or spread the due times"),
+    Cause.NO_CONSUMER: About("no consumer asked for it", "start consumers of TOPIC"),
+    Cause.TTR: About("a consumer had it and did not answer", "a shorter ttr, or look at that consumer"),
+    Cause.TARGET: About("its target could not take it", "toc target show NAME; toc target resume NAME"),
+    Cause.BACKOFF: About("earlier tries had failed", "toc get JOB_ID shows their errors"),
+    Cause.UNKNOWN: About("of something that nobody recorded", "toc doctor"),
+}
+
+
+class Span(NamedTuple):
+    """A cause held from ``since`` until ``until`` (ms); ``evidence`` says what was seen."""
+
+    cause: Cause
+    since: int
+    until: int
+    evidence: str = ""
+
+
+class LateStart(NamedTuple):
+    """A try of ``version`` that was due at ``due`` and started at ``started`` (ms), or was put off until
+    then. The spans do not overlap; the largest comes first."""
+
+    version: int
+    due: int
+    started: int
+    spans: Sequence[Span]
+
+    @property
+    def cause(self) -> Cause:
+        """The cause with the largest share."""
+        return self.spans[0].cause if self.spans else Cause.UNKNOWN
+
+    def line(self) -> str:
+        """Encode it as appended to the row: times from ``due`` on, in ms."""
+        spans = [
+            [span.cause.value, span.since - self.due, span.until - span.since, _plain(span.evidence)]
+            for span in self.spans[:SHARES]
+        ]
+        return _text([self.version, self.due, self.started - self.due, spans]) + "\n"
+
+
+_text = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def _plain(evidence: str) -> str:
+    """Shorten evidence, which may be another's text, to characters of which each takes one in a line."""
+    text = evidence[:EVIDENCE_CHARS].encode("ascii", "replace").decode()
+    return re.sub(r'[\x00-\x1f"\\\x7f]', "?", text)
+
+
+def late_starts(text: str | None, version: int) -> list[LateStart]:
+    """Parse what a row has of late starts of this version, oldest first."""
+    found = []
+    for line in (text or "").split("\n"):
+        try:
+            of, due, took, spans = parse(line)
+            parts = [
+                Span(Cause(cause), int(due + since), int(due + since + ms), str(evidence))
+                for cause, since, ms, evidence in spans
+            ]
+            for at in (due, due + took, *(time for part in parts for time in part[1:3])):
+                instant(at)
+            if of == version:
+                found.append(LateStart(of, int(due), int(due + took), parts))
+        except (
+            ValueError,
+            TypeError,
+            OverflowError,
+        ):  # the first line, cut off, or of a later version of toc
+            continue
+    return found
+
+
+def fill(due: int, started: int, spans: Iterable[Span], rest: Span | None = None) -> list[Span]:
+    """Return which of the spans fill the time from ``due`` to ``started``, the largest first.
+
+    Where some overlap, the first of them counts. What none covers goes to ``rest``, whose times do not
+    matter. Spans of one cause are joined; they keep the evidence of the largest.
+    """
+    gaps = [(due, started)]
+    found: list[Span] = []
+    for span in [*spans, rest._replace(since=due, until=started)] if rest is not None else spans:
+        left = []
+        for since, until in gaps:
+            first, last = max(since, span.since), min(until, span.until)
+            if first >= last:
+                left.append((since, until))
+                continue
+            found.append(span._replace(since=first, until=last))
+            left += [gap for gap in ((since, first), (last, until)) if gap[0] < gap[1]]
+        gaps = left
+    return joined(found)
+
+
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """Join the spans of each cause: its first beginning, and its whole length from there."""
+    by_cause: dict[Cause, list[Span]] = {}
+    for span in spans:
+        by_cause.setdefault(span.cause, []).append(span)
+    whole = []
+    for some in by_cause.values():
+        since = min(span.since for span in some)
+        largest = max(some, key=_length)
+        whole.append(largest._replace(since=since, until=since + sum(map(_length, some))))
+    return sorted(whole, key=_length, reverse=True)
+
+
+def _length(span: Span) -> int:
+    return span.until - span.since
+
+
+class Episode(NamedTuple):
+    """Tasks of a topic that started late for one cause, in the process ``who``, one after the other.
+
+    They were due from ``since`` on and started by ``until``. ``tasks``: how many; ``unwritten``: of these,
+    those whose rows do not say it. ``worst`` is the latest (ms), of the task ``job_id``, with its evidence.
+    ``began`` is when the episode was first counted (ms).
+    """
+
+    episode_id: int
+    topic: str
+    cause: Cause
+    who: str
+    since: int
+    until: int
+    began: int
+    tasks: int = 0
+    unwritten: int = 0
+    worst: int = 0
+    job_id: int = 0
+    evidence: str = ""
+
+    def with_task(self, job_id: int, late: LateStart) -> Episode:
+        """Return it with one more task."""
+        more = self._replace(
+            since=min(self.since, late.due),
+            until=max(self.until, late.started),
+            tasks=self.tasks + 1,
+            unwritten=self.unwritten + (not late.spans),
+        )
+        if late.started - late.due <= self.worst:
+            return more
+        evidence = late.spans[0].evidence if late.spans else self.evidence
+        return more._replace(worst=late.started - late.due, job_id=job_id, evidence=_plain(evidence))
+
+    def shown(self) -> dict[str, Any]:
+        """Return it for display."""
+        return {
+            "topic": self.topic,
+            "cause": self.cause.value,
+            "tasks": self.tasks,
+            "worst_seconds": seconds(self.worst),
+            "since": instant(self.since),
+            "until": instant(self.until),
+            "worst_job_id": str(self.job_id),
+            "evidence": self.evidence,
+            "worker": self.who,
+        }
+
+
+def by_cause(episodes: Iterable[Episode]) -> list[Episode]:
+    """Join the episodes of each topic and cause, of whatever process; most tasks first."""
+    found: dict[tuple[str, Cause], Episode] = {}
+    for one in episodes:
+        same = found.get((one.topic, one.cause))
+        worst = one if same is None or one.worst > same.worst else same
+        found[one.topic, one.cause] = (
+            worst
+            if same is None
+            else worst._replace(
+                since=min(one.since, same.since),
+                until=max(one.until, same.until),
+                tasks=one.tasks + same.tasks,
+                unwritten=one.unwritten + same.unwritten,
+            )
+        )
+    return sorted(found.values(), key=lambda one: one.tasks, reverse=True)
+
+
+class Why(NamedTuple):
+    """Why a task that was due at ``due`` started at ``started`` (ms), or, if it has not, waits until then."""
+
+    due: int
+    started: int
+    spans: Sequence[Span]
+    waits: bool = False
+
+    @property
+    def named(self) -> Sequence[Span]:
+        """The cause, and a second one with a large share."""
+        whole = max(self.started - self.due, 1)
+        return [self.spans[0], *(one for one in self.spans[1:2] if _length(one) / whole >= NAMED_SHARE)]
+
+    def sentence(self) -> str:
+        """Say it in a sentence."""
+        late = _seconds(self.started - self.due)
+        begins = f"has not started, {late} late so far" if self.waits else f"started {late} late"
+        named = self.named
+        share = len(named) > 1
+        causes = [
+            f"{f'{_seconds(_length(span))} ' if share else ''}because {CAUSES[span.cause].words}"
+            f"{f' ({span.evidence})' if span.evidence else ''}"
+            for span in named
+        ]
+        return f"It {begins}{': ' if share else ' '}{', '.join(causes)}."
+
+    def shown(self) -> dict[str, Any]:
+        """Return it for display."""
+        return {
+            "seconds": seconds(self.started - self.due),
+            "started": None if self.waits else instant(self.started),
+            "cause": self.spans[0].cause.value,
+            "sentence": self.sentence(),
+            "remedy": CAUSES[self.spans[0].cause].remedy,
+            "shares": [
+                {
+                    "cause": span.cause.value,
+                    "seconds": seconds(_length(span)),
+                    "since": instant(span.since),
+                    "evidence": span.evidence,
+                }
+                for span in self.spans
+            ],
+        }
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:.1f} s" if milliseconds < 100_000 else f"{milliseconds / 1000:.0f} s"
+
+
+def clock_time(milliseconds: int) -> str:
+    """Return an instant for a sentence: ``12:00:01``, in UTC."""
+    return f"{from_ms(milliseconds):%H:%M:%S}"
+
+
+class Tried(NamedTuple):
+    """A try that failed ``at`` (ms), or whose worker died."""
+
+    at: int
+    crashed: bool
+    error: str
+
+
+def explain(
+    due: int,
+    starts: Sequence[LateStart],
+    tries: Sequence[Tried],
+    ended: int | None,
+    now: int,
+    *,
+    lapsed: bool = False,
+) -> Why | None:
+    """Return why a task that was due at ``due`` is late, or None if nothing says that it is.
+
+    ``starts`` and ``tries`` are those of its version, oldest first. ``ended`` is when it was processed,
+    otherwise None, and then it waits until ``now`` for its next try (all ms). ``lapsed``: the ttr of a
+    consumer has ended, of which there is no other record.
+    """
+    last = tries[-1].at if tries else due
+    if ended is None:
+        until = now
+    elif starts and starts[-1].started >= last:
+        until = starts[-1].started
+    elif tries or lapsed:
+        until = ended  # its last try started at some time before
+    else:
+        return None
+    if until - due <= LATE_MS:
+        return None
+    spans = [span for start in starts for span in start.spans]
+    known = due
+    for one in tries:
+        began = max([start.started for start in starts if start.started <= one.at], default=known)
+        if one.crashed:
+            spans.append(Span(Cause.WORKER_KILLED, max(began, known), one.at, one.error))
+        known = one.at
+    if lapsed:
+        rest = Span(Cause.TTR, 0, 0)
+    elif tries:
+        rest = Span(Cause.BACKOFF, 0, 0, f"{_count(tries)}, the last with {tries[-1].error}")
+    else:  # a row keeps the last lines: those before say the same, as a target that waits writes many
+        put_off = bool(starts) and starts[0].cause is Cause.TARGET
+        rest = starts[0].spans[0] if put_off else Span(Cause.UNKNOWN, 0, 0)
+    return Why(due, until, fill(due, until, spans, rest), waits=ended is None)
+
+
+def _count(tries: Sequence[Tried]) -> str:
+    return "1 try" if len(tries) == 1 else f"{len(tries)} tries"

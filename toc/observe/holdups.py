@@ -1,0 +1,160 @@
+"""What holds up tasks in this process, and which of its tasks started late: for ``toc.model.lateness``.
+
+Whoever notices that tasks are held up notes it. Whoever starts tasks asks which notes fill a late start, and
+counts it. What was counted becomes episodes: one for each topic and cause, as long as it goes on.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import chain
+
+from toc.model.clock import Clock
+from toc.model.lateness import CAUSES, LATE_MS, Cause, Episode, LateStart, Span, clock_time, fill
+from toc.model.topic import Topic
+from toc.observe.metrics import LATE_TASKS
+
+SLOW_SECONDS = 0.3
+"""A server that takes longer for an answer holds up tasks."""
+JOIN_MS = 1500
+"""Two notes of one cause are one if no more lies between them."""
+NOTES = 20
+"""Most notes kept of a place."""
+LINES_A_SECOND = 1000
+"""Most late starts whose causes are written to rows in a second."""
+EPISODE_MS = 60_000
+"""How long an episode lasts at the most; then another one begins."""
+QUIET_MS = 10_000
+"""An episode has ended when so long no task was late by it."""
+EPISODES = 200
+"""Most episodes at a time. What exceeds them is counted without its topic."""
+EVERYWHERE = None
+"""The place of what holds up the whole process."""
+_ORDER = {cause: place for place, cause in enumerate(CAUSES)}
+
+
+class Holdups:
+    """The notes and late starts of one process, whose name ``who`` is. Thread-safe.
+
+    A place is a slot, the number of a database server, or EVERYWHERE.
+    """
+
+    def __init__(self, clock: Clock, who: str) -> None:
+        self._clock = clock
+        self._who = who
+        self._notes: dict[Hashable, tuple[Span, ...]] = {}
+        """By place. The tuples are replaced, never changed in place."""
+        self._resumes: dict[str, int] = {}
+        """When this process learned that a topic was resumed (ms)."""
+        self._wall = self._offset()
+        """The wall clock minus the monotonic one (ms)."""
+        self._second = self._lines = 0
+        self._open: dict[tuple[str, Cause], Episode] = {}
+        self._changed: set[tuple[str, Cause]] = set()
+        self._lock = threading.Lock()
+
+    # --- what is noticed
+
+    def note(self, cause: Cause, place: Hashable, since: int, until: int, evidence: str) -> None:
+        """Note what held up tasks at a place, from then to then (ms)."""
+        with self._lock:
+            notes = self._notes.get(place, ())
+            for index, one in enumerate(notes):
+                if one.cause is cause and one.since - JOIN_MS <= until and since <= one.until + JOIN_MS:
+                    whole = one._replace(since=min(one.since, since), until=max(one.until, until))
+                    self._notes[place] = (*notes[:index], whole, *notes[index + 1 :])
+                    return
+            about = evidence.partition("; ")[0]  # the rest of an error says what to do
+            self._notes[place] = (*notes, Span(cause, since, until, about))[-NOTES:]
+
+    def slow(self, cause: Cause, place: Hashable, seconds: float, what: str) -> None:
+        """Note that something which has just ended has taken so long, if that was long."""
+        if seconds > SLOW_SECONDS:
+            now = self._clock.now_ms()
+            self.note(cause, place, now - round(seconds * 1000), now, f"{what} took {seconds:.1f} s")
+
+    def look_at_clock(self) -> None:
+        """Note if this host's clock was set forward since the last call: what was due in between is late."""
+        with self._lock:
+            before, self._wall = self._wall, self._offset()
+        if (step := self._wall - before) > LATE_MS:
+            now = self._clock.now_ms()
+            self.note(Cause.CLOCK, EVERYWHERE, now - step, now, f"set forward by {step / 1000:.1f} s")
+
+    def _offset(self) -> int:
+        return self._clock.now_ms() - round(self._clock.monotonic() * 1000)
+
+    def resumed(self, topic: str) -> None:
+        """Note that this process has learned that a topic was resumed."""
+        self._resumes[topic] = self._clock.now_ms()
+
+    # --- which of it explains a start
+
+    def fill(
+        self, due: int, started: int, places: Iterable[Hashable], spans: Iterable[Span], rest: Span
+    ) -> list[Span]:
+        """Return what fills the time from ``due`` to ``started`` (ms): the notes of these places, and these
+        spans; what they leave is ``rest``."""
+        noted = chain.from_iterable(self._notes.get(place, ()) for place in (EVERYWHERE, *places))
+        found = sorted(chain(noted, spans), key=lambda span: _ORDER[span.cause])
+        return fill(due, started, found, rest)
+
+    def of_topic(self, topic: Topic, due: int, held: int) -> Iterator[Span]:
+        """Return what its topic's pause and resume explain of a task taken at ``held`` (ms)."""
+        if not topic.paused_at or topic.resumed_at <= due:
+            return
+        # A process learns of a resume some moments later.
+        until = max(topic.resumed_at, self._resumes.get(topic.name, 0))
+        about = f"{clock_time(topic.paused_at)} to {clock_time(topic.resumed_at)} UTC"
+        yield Span(Cause.PAUSED, topic.paused_at, until, about)
+        if topic.resume_rate:
+            yield Span(Cause.RESUME_RATE, until, held, f"{topic.resume_rate} tasks a second")
+
+    def may_write(self) -> bool:
+        """Whether the causes of one more start may be written in this second."""
+        with self._lock:
+            second = int(self._clock.monotonic())
+            if second != self._second:
+                self._second, self._lines = second, 0
+            self._lines += 1
+            return self._lines <= LINES_A_SECOND
+
+    # --- episodes
+
+    def count(self, topic: str, job_id: int, late: LateStart) -> None:
+        """Count a late start. One without spans has the causes of the one before it."""
+        with self._lock:
+            key = topic, late.cause
+            if not late.spans:
+                key = next((one for one in reversed(self._open) if one[0] == topic), key)
+            if key not in self._open and len(self._open) >= EPISODES:
+                key = "", late.cause
+            one = self._open.get(key)
+            if one is None:
+                one = Episode(secrets.randbits(62), *key, self._who, late.due, late.started, late.started)
+            self._open[key] = one.with_task(job_id, late)
+            self._changed.add(key)
+        LATE_TASKS.of(topic, key[1].value).add()
+
+    def changed(self) -> list[Episode]:
+        """Return the episodes that have changed since they were ``written``, and forget those that ended."""
+        now = self._clock.now_ms()
+        with self._lock:
+            for key, one in list(self._open.items()):
+                ended = now - one.until > QUIET_MS or now - one.began > EPISODE_MS
+                if ended and key not in self._changed:
+                    del self._open[key]
+            return [self._open[key] for key in self._changed]
+
+    def written(self, episodes: Sequence[Episode]) -> None:
+        """Note that these are written as they are. Those that last long enough end here."""
+        now = self._clock.now_ms()
+        with self._lock:
+            for one in episodes:
+                key = one.topic, one.cause
+                if self._open.get(key) == one:
+                    self._changed.discard(key)
+                    if now - one.began > EPISODE_MS:
+                        del self._open[key]

@@ -1,0 +1,100 @@
+"""Why tries started late in this process: their own times, and what held up tasks, fill each late start.
+
+The causes are written with the outcome of the try, so that no task costs a statement more. In a second with
+many late starts the others are only counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from toc.model.catalog import TopicCatalog
+from toc.model.clock import Clock
+from toc.model.lateness import LATE_MS, Cause, LateStart, Span, clock_time, fill
+from toc.model.raised import Raised
+from toc.model.sharding import created_ms
+from toc.observe.holdups import JOIN_MS, NOTES, Holdups
+from toc.worker.entry import NO_FENCE, Entry
+from toc.worker.slots import SlotBook
+
+DEATH_MS = 60_000
+"""How long before we got a slot a worker may have died that had it."""
+
+
+class LateStarts(Holdups):
+    """What this worker knows of late starts. Thread-safe."""
+
+    def __init__(self, clock: Clock, catalog: TopicCatalog, book: SlotBook) -> None:
+        super().__init__(clock, book.worker_id)
+        self._catalog = catalog
+        self._book = book
+        self._deaths: list[tuple[int, str]] = []
+        """When it learned that a worker had died (ms)."""
+        self._dead: frozenset[str] = frozenset()
+
+    def died(self, workers: Iterable[str]) -> None:
+        """Note which workers are known to be dead."""
+        dead, now = frozenset(workers), self._clock.now_ms()
+        self._deaths = [*self._deaths, *((now, worker) for worker in dead - self._dead)][-NOTES:]
+        self._dead = dead
+
+    def of(self, ended: Iterable[tuple[Entry, Raised | None]], server: int) -> dict[int, LateStart]:
+        """Return the late starts among ended tries of one database server, by job_id; without spans those
+        that are only counted."""
+        self.look_at_clock()
+        wall = self._clock.time() - self._clock.monotonic()
+        found: dict[int, LateStart] = {}
+        for entry, error in ended:
+            if not entry.started:
+                continue
+            row, until = entry.row, None if error is None else error.until
+            began = entry.started
+            sent = entry.delivered.sent if entry.delivered else None if error is None else error.sent
+            if sent is not None:  # a webhook starts with its request
+                began = max(began, entry.ended - sent.ms / 1000)
+            started = int((began + wall) * 1000) + entry.behind
+            if started - row.next_time <= LATE_MS and until is None:
+                # The last start is kept of a task that was tried before: its row has only its end.
+                again = error is None and row.attempts and started - row.action_time > LATE_MS
+                if not again:
+                    continue
+            late = LateStart(row.version, row.next_time, max(started, until or 0), ())
+            if self.may_write():
+                spans = self._spans(entry, started, wall, server)
+                if until is not None and error is not None:
+                    spans = fill(late.due, late.started, spans, Span(Cause.TARGET, 0, 0, error.text))
+                late = late._replace(spans=spans)
+            found[row.job_id] = late
+        return found
+
+    def _spans(self, entry: Entry, started: int, wall: float, server: int) -> list[Span]:
+        """Return what fills the time from when a try was due to its start (ms)."""
+        due, held = entry.row.next_time, int((entry.held + wall) * 1000)
+        topic = self._catalog.known().get(entry.topic.name, entry.topic)
+        spans = [*self.of_topic(topic, due, held)]
+        if not entry.row.version and (stored := created_ms(entry.job_id)) > due:
+            spans.append(Span(Cause.STORED_LATE, due, stored, f"at {clock_time(stored)} UTC"))
+        if (since := self._book.wanted.get(entry.slot)) is not None:
+            owned = int((since + wall) * 1000)
+            if owned > due:
+                spans.append(self._unowned(due, owned))
+        if entry.read:
+            spans.append(Span(Cause.DATABASE, held, int((entry.read + wall) * 1000), "reading its row"))
+        ahead = held - entry.taken if entry.fence != NO_FENCE else 0
+        if (skew := max(ahead, entry.behind)) > LATE_MS:
+            which = "behind that of" if entry.behind else "ahead of that of"
+            about = f"this host's is {skew / 1000:.1f} s {which} Redis"
+            spans.append(Span(Cause.CLOCK, due, due + skew, about))
+        begun = int((entry.started + wall) * 1000)
+        if started - entry.behind > begun:
+            spans.append(Span(Cause.TARGET, begun, started, "it waited for its turn at its target"))
+        return self.fill(
+            due, started, (server, entry.slot), spans, Span(entry.crowd[0], 0, 0, entry.crowd[1])
+        )
+
+    def _unowned(self, due: int, owned: int) -> Span:
+        """Return the span until this worker got a slot."""
+        for at, worker in reversed(self._deaths):
+            if due - DEATH_MS < at <= owned + JOIN_MS:
+                return Span(Cause.WORKER_KILLED, due, owned, worker)
+        return Span(Cause.NO_OWNER, due, owned, f"until {clock_time(owned)} UTC")
