@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 from fault.conftest import Build, Verdict
+from harness.clocks import PushedClock
 from harness.gateway import Gateway
 from harness.patience import until
 from harness.system import System
 
 from benchmarks.local import MariaDB
 from toc.model.access import Role
-from toc.model.clock import Clock
 from toc.model.errors import TokensUnavailable
 from toc.model.sharding import BizId
 from toc.operate.tokens import KEPT_SECONDS, TokenBook, create_token
@@ -22,15 +22,6 @@ from toc.operate.tokens import KEPT_SECONDS, TokenBook, create_token
 ROUNDS = 3
 SENDERS = 4
 """Threads of each gateway that send requests with the token that is revoked."""
-
-
-class Shifted(Clock):
-    """The machine's clocks; the monotonic one can be put forward."""
-
-    ahead = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead
 
 
 @pytest.fixture
@@ -49,7 +40,7 @@ def test_known_tokens_hold_for_ten_minutes_while_their_table_is_away_and_no_long
 ) -> None:
     line = verdict(47, "the server of the token table hangs", "for ten minutes of a clock put forward")
     system, server = tokens_apart
-    clock = Shifted()
+    clock = PushedClock()
     book = TokenBook(system.center.store.tokens, clock)
     gateway = Gateway(system, env={"TOC_READ_TIMEOUT": "2"})
     there = [n for n in range(100_000) if BizId.of(n).crc % 8 % 2 == 1]
@@ -72,12 +63,12 @@ def test_known_tokens_hold_for_ten_minutes_while_their_table_is_away_and_no_long
             assert reply.status == 201, reply
             served += 1
         assert gateway.call("GET", "/v1/topics", token="toc_unknown").status == 503
-        clock.ahead = KEPT_SECONDS - 30
+        clock.pushed = KEPT_SECONDS - 30
         book.run_once()
         assert KEPT_SECONDS == 600
         assert book.find(known)
         assert book.find(brief) is None, "its own end comes all the same"
-        clock.ahead = KEPT_SECONDS + 1
+        clock.pushed = KEPT_SECONDS + 1
         with pytest.raises(TokensUnavailable):
             book.find(known)
         assert not book.known

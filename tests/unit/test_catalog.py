@@ -6,22 +6,13 @@ import threading
 import time
 
 import pytest
+from harness.clocks import PushedClock
 
 from toc.model import catalog as catalog_module
 from toc.model.catalog import NOTICED_SECONDS, OLD_PATIENCE_SECONDS, TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import UnknownTopic
 from toc.model.topic import Topic
-
-
-class LaterClock(Clock):
-    """Ahead by ``seconds``."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self.seconds
 
 
 def test_a_process_that_was_idle_waits_to_learn_that_its_topic_was_deleted() -> None:
@@ -31,11 +22,11 @@ def test_a_process_that_was_idle_waits_to_learn_that_its_topic_was_deleted() -> 
         time.sleep(0.1)  # such as over a new connection
         return list(topics)
 
-    clock = LaterClock()
+    clock = PushedClock()
     catalog = TopicCatalog(read, clock)
     assert catalog.get("t") == topics[0]
     topics.clear()
-    clock.seconds += NOTICED_SECONDS + 0.1
+    clock.pushed += NOTICED_SECONDS + 0.1
     with pytest.raises(UnknownTopic):
         catalog.get("t")
 
@@ -72,16 +63,16 @@ def test_while_the_table_does_not_answer_one_caller_waits_and_the_others_use_the
         answers.wait()
         return [Topic("t", 7, 4)]
 
-    clock = LaterClock()
+    clock = PushedClock()
     catalog = TopicCatalog(read, clock)
     catalog.get("t")
     answers.clear()
-    clock.seconds += NOTICED_SECONDS + 0.1
+    clock.pushed += NOTICED_SECONDS + 0.1
     began = time.monotonic()
     assert catalog.get("t").biz_type == 7
     assert time.monotonic() - began >= OLD_PATIENCE_SECONDS
     monkeypatch.setattr(catalog_module, "OLD_PATIENCE_SECONDS", 3600.0)  # who waited would not come back
     for _ in range(2):
-        clock.seconds += NOTICED_SECONDS + 0.1
+        clock.pushed += NOTICED_SECONDS + 0.1
         assert catalog.get("t").biz_type == 7
     answers.set()

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.clocks import PushedClock
 
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import DEAD_FOR_MS
@@ -24,15 +25,6 @@ from toc.store.store import Store
 TOPICS = {"order.close": 8, "~tables": 4}
 EVERY = {Slot(topic, number) for topic, slots in TOPICS.items() for number in range(slots)}
 TIMEOUT = 1.5
-
-
-class PushedClock(Clock):
-    """The machine's clock, and as far ahead as it is told."""
-
-    ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.ahead_ms
 
 
 class Line:

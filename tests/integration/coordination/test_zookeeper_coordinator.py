@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from harness import secured
+from harness.clocks import PushedClock
 from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]  # kazoo has no type information
 
 from benchmarks.local import ZooKeeper
@@ -30,15 +31,6 @@ if TYPE_CHECKING:
     from conftest import Launch
 
 TOPICS = {"order.close": 16, "order.remind": 8, "~tables": 4}
-
-
-class SetClock(Clock):
-    """The machine's clock, and as far ahead as it is told."""
-
-    ahead_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.ahead_ms
 
 
 class Client(KazooClient):  # type: ignore[misc]  # kazoo has no type information
@@ -351,7 +343,7 @@ def test_a_known_death_is_marked_before_the_dead_workers_nodes_vanish(daemons: D
 
 
 def test_the_leader_removes_markers_of_old_deaths(daemons: Daemons, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SetClock()
+    clock = PushedClock()
     first = daemons.start("a", workers=2, clock=clock)
     daemons.until(daemons.calm)
     first.worker_died("a-1")

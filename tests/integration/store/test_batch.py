@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from harness.clocks import StandingClock
 from harness.rows import insert, insert_many
 
 from toc.model.clock import Clock
@@ -236,20 +237,13 @@ def test_a_begun_try_is_noted_where_no_error_stands_and_on_no_ended_row(
     assert store.fail([failure(pending)]) == {pending.job_id: Guard.APPLIED}, "guards do not look at it"
 
 
-class StoppedClock(Clock):
-    """It is always the same millisecond."""
-
-    def now_ms(self) -> int:
-        return T0 - 1
-
-
 @pytest.mark.parametrize("times", [1, 8])
 def test_a_reschedule_does_not_take_anothers_of_the_same_millisecond_for_its_own(
     place: Any, store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """Nor is it refused because others change the task, as when each event of a user puts it off."""
     row = new_row()
-    one, other = (place.open(clock=StoppedClock()) for _ in range(2))
+    one, other = (place.open(clock=StandingClock(T0 - 1)) for _ in range(2))
     insert(one, row)
     run = DatabaseServer.run
     beaten: list[object] = []

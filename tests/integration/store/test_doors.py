@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from fault.kit.proxy import Proxy
+from harness.clocks import StandingClock
 from harness.rows import insert_many
 
 from toc import NewTask, Settings, TimeoutCenter
@@ -36,19 +37,6 @@ from toc.store.store import Store
 from toc.store.tasks.batch import OpenTasks
 
 NewRow = Callable[..., TaskRow]
-
-
-class SetClock(Clock):
-    """Stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = super().now_ms()
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now / 1000
 
 
 @pytest.fixture
@@ -160,7 +148,7 @@ def test_open_tasks_are_counted_and_those_that_are_held_only_while_they_are(
 
 def test_a_name_with_a_space_behind_it_is_another_name(mysql_store: Store) -> None:
     """To MySQL it is the same one."""
-    clock = SetClock()
+    clock = StandingClock(Clock().now_ms())
     mysql_store.tokens.create(
         Token("spaced", frozenset({Role.READ}), ("*",), created=clock.now), digest(PREFIX + "spaced")
     )

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from harness.clocks import PushedClock
 from harness.leases import taken
 from harness.patience import until
 from harness.rows import insert
 
-from toc.model.clock import Clock
 from toc.model.task import TaskRow, TaskStatus, TryRow
 from toc.model.verdict import CRASHED, Failure, after_expiry
 from toc.store.servers.server import Statement
@@ -20,13 +20,6 @@ from toc.store.tasks.leases import RAN_OUT
 from toc.store.tasks.scan import Position
 
 NewRow = Callable[..., TaskRow]
-
-
-class WrongClock(Clock):
-    """A worker's clock that is an hour ahead."""
-
-    def now_ms(self) -> int:
-        return super().now_ms() + 3_600_000
 
 
 @pytest.fixture
@@ -39,7 +32,7 @@ def one(place: Any) -> Iterator[Store]:
 
 @pytest.fixture
 def two(place: Any) -> Iterator[Store]:
-    store = place.open(clock=WrongClock())
+    store = place.open(clock=PushedClock(3_600_000))
     store.leases.identify("worker-two")
     yield store
     store.close()

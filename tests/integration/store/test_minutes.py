@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pytest
+from harness.clocks import StandingClock
 from integration.store.conftest import Place
 
 from toc.maintenance.retention import Retention
@@ -22,23 +23,10 @@ NOW = 1_900_000_000_000 // MINUTE_MS * MINUTE_MS
 LATENESS, TRIES = metrics.LATENESS.metric.name, metrics.TRIES.metric.name
 
 
-class SetClock(Clock):
-    """Stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now / 1000
-
-
 class Member:
     """A member whose counters a test sets."""
 
-    def __init__(self, store: Store, clock: SetClock, host: str) -> None:
+    def __init__(self, store: Store, clock: StandingClock, host: str) -> None:
         self.clock = clock
         self.values: dict[Key, list[float]] = {}
         self.minutes = Minutes(store.minutes, host, self.read, clock)
@@ -75,7 +63,7 @@ def starts(found: Hour, topic: str) -> dict[int, int]:
 
 
 def test_the_minutes_of_all_members_are_added_up(minutes: Store) -> None:
-    clock = SetClock()
+    clock = StandingClock(NOW)
     one, two = Member(minutes, clock, "h1"), Member(minutes, clock, "h2")
     one.does("a", 3, 0, processed=2, failed=1)
     two.does("a", 4, 5, processed=3, crashed=1)
@@ -109,7 +97,7 @@ def test_the_minutes_of_all_members_are_added_up(minutes: Store) -> None:
 
 
 def test_minutes_wait_for_their_table_and_nothing_is_lost(place: Place, minutes: Store) -> None:
-    member = Member(minutes, SetClock(), "h1")
+    member = Member(minutes, StandingClock(NOW), "h1")
     name = "timeout_minute" if place.databases == 1 else f"{place.prefix}0.timeout_minute"
     with place.without(name):
         for _ in range(3):
@@ -122,7 +110,7 @@ def test_minutes_wait_for_their_table_and_nothing_is_lost(place: Place, minutes:
 
 
 def test_the_last_minute_is_written_at_the_end_and_shown_when_it_is_over(minutes: Store) -> None:
-    member = Member(minutes, SetClock(), "h1")
+    member = Member(minutes, StandingClock(NOW), "h1")
     member.does("a", 2)
     member.minutes.run_once(last=True)
     assert starts(hour(minutes.minutes, NOW), "a") == {}
@@ -132,7 +120,7 @@ def test_the_last_minute_is_written_at_the_end_and_shown_when_it_is_over(minutes
 
 
 def test_of_many_topics_the_largest_are_told_apart(minutes: Store) -> None:
-    member = Member(minutes, SetClock(), "h1")
+    member = Member(minutes, StandingClock(NOW), "h1")
     for number in range(MOST_TOPICS + 3):
         member.does(f"t{number:03d}", 1 if number in (2, 5, 7) else 2)
     pass_minutes(1, member)
@@ -145,7 +133,7 @@ def test_of_many_topics_the_largest_are_told_apart(minutes: Store) -> None:
 
 
 def test_a_minute_that_cannot_be_read_hides_no_other(minutes: Store) -> None:
-    member = Member(minutes, SetClock(), "h1")
+    member = Member(minutes, StandingClock(NOW), "h1")
     member.does("a", 2)
     pass_minutes(1, member)
     server, table = minutes._shards.topic_server, minutes._shards.first("timeout_minute")
@@ -158,7 +146,7 @@ def test_a_minute_that_cannot_be_read_hides_no_other(minutes: Store) -> None:
 
 def test_old_minutes_are_purged(minutes: Store) -> None:
     clock = Clock()
-    now, set_clock = clock.now_ms(), SetClock()
+    now, set_clock = clock.now_ms(), StandingClock(NOW)
     for ago in (3 * KEPT * MINUTE_MS, KEPT * MINUTE_MS):
         set_clock.now = now - ago
         Member(minutes, set_clock, "h1").minutes.run_once(last=True)

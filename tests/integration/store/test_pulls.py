@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from harness.clocks import StandingClock
 from harness.patience import until
 from harness.rows import insert_many
 
-from toc.model.clock import Clock
 from toc.model.pull import AckOutcome, PullLease, PullRow
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
@@ -68,20 +68,13 @@ def test_each_of_many_is_handed_out_by_one_of_many(place: Any, store: Store, new
         assert {each[row.job_id][0].attempts for each in found} == {1}
 
 
-class StoppedClock(Clock):
-    """Every call happens in the same millisecond."""
-
-    def now_ms(self) -> int:
-        return 1_900_000_000_000
-
-
 def test_of_two_acks_in_one_millisecond_one_has_ended_the_task(
     place: Any, store: Store, new_row: NewRow
 ) -> None:
     (row,) = due_rows(store, new_row, 1, 43)
     lease = take_with(store)(row)
     assert lease is not None
-    here, there = (place.open(clock=StoppedClock()) for _ in range(2))
+    here, there = (place.open(clock=StandingClock(1_900_000_000_000)) for _ in range(2))
     outcomes = [one.pulls.ack([lease])[row.job_id] for one in (here, there)]
     here.close()
     there.close()
@@ -125,7 +118,7 @@ def test_of_two_nacks_in_one_millisecond_one_has_given_the_task_back(
     (row,) = due_rows(store, new_row, 1, 44)
     as_read, lease = hand_out(store, [row])[row.job_id]
     assert lease is not None
-    here, there = (place.open(clock=StoppedClock()) for _ in range(2))
+    here, there = (place.open(clock=StandingClock(1_900_000_000_000)) for _ in range(2))
     nack = Nack(as_read, dead, 0, "no")
     first, second = (one.pulls.nack([(lease, nack)]).whole()[row.job_id] for one in (here, there))
     here.close()

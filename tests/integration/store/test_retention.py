@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import structlog
+from harness.clocks import StandingClock
 from harness.patience import until
 from harness.rows import insert_many
 
@@ -34,25 +35,12 @@ HOUR = 3_600_000
 PENDING, PROCESSED, CANCELLED, DEAD = map(int, TaskStatus)
 
 
-class SetClock(Clock):
-    """Stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def now_ms(self) -> int:
-        return self.now
-
-    def monotonic(self) -> float:
-        return self.now / 1000
-
-
 class Purging:
     """A Retention over all tables of a store, with topics that can be altered."""
 
     def __init__(self, store: Store, **retentions: int) -> None:
         self.store = store
-        self.clock = SetClock()
+        self.clock = StandingClock(NOW)
         self.topics = [
             Topic(name, number, 1, retention=seconds)
             for number, (name, seconds) in enumerate(retentions.items(), start=7)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from fault.kit.proxy import Proxy
+from harness.clocks import StandingClock
 from harness.rows import insert, insert_many
 from sqlalchemy import create_engine
 
 from toc.model.body import Content
-from toc.model.clock import Clock
 from toc.model.errors import (
     DedupConflict,
     PartialSubmit,
@@ -283,10 +283,6 @@ def test_an_error_in_the_callers_transaction_does_not_show_the_attribute(
 
 
 def test_ids_of_a_process_stay_unique_when_its_clock_stands_still() -> None:
-    class Still(Clock):
-        def now_ms(self) -> int:
-            return 1_800_000_000_000
-
-    ids = JobIds(Still())
+    ids = JobIds(StandingClock(1_800_000_000_000))
     made = [ids.make(7) for _ in range(10_000)]
     assert len(set(made)) == len(made)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
+from harness.clocks import PushedClock
 from harness.hands import SLOT, TOPIC, WorkerAtRest
 from harness.system import System, buried
 from structlog.testing import capture_logs
@@ -13,7 +14,6 @@ from structlog.testing import capture_logs
 from benchmarks.local import RedisServer
 from toc import TimeoutCenter
 from toc.maintenance import dead_entries as deadqueues
-from toc.model.clock import Clock
 from toc.model.task import TryRow
 from toc.model.topic import Slot
 from toc.model.verdict import Failure
@@ -24,15 +24,6 @@ from toc.worker.slots import OwnedSlot, SlotBook
 OTHER = Slot("test.doomed", 0)
 LONG_AGO = "1003"
 """The PrepareQueue score of what was taken in 1970, with three tries left, under number 0."""
-
-
-class PushedClock(Clock):
-    """The machine's clocks, the monotonic one pushed forward."""
-
-    pushed = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.pushed
 
 
 def kill(system: System, job_id: int) -> None:

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.clocks import StandingClock
 from harness.system import System
 
 from toc import CancelOutcome, NewTask, TimeoutCenter
 from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
 from toc.maintenance.sweep import Sweep
 from toc.model.calendar import zone_named
-from toc.model.clock import Clock, from_ms, to_ms
+from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, UnknownTopic
 from toc.model.schedule import Definition
 from toc.model.schedule_state import new_state
@@ -36,27 +37,11 @@ START = datetime(2024, 3, 29, 0, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
 
-class Stopped(Clock):
-    """A clock that stands still until it is set."""
-
-    def __init__(self) -> None:
-        self.ms = to_ms(START)
-
-    def now_ms(self) -> int:
-        return self.ms
-
-    def time(self) -> float:
-        return self.ms / 1000
-
-    def monotonic(self) -> float:
-        return self.ms / 1000
-
-
 class Bench:
     """An application, the scheduler of all tables and the servers of the task table, by one clock."""
 
     def __init__(self, system: System) -> None:
-        self.clock = Stopped()
+        self.clock = StandingClock(to_ms(START))
         self.env = system.env
         self.settings = system.settings
         system.create_topics(retention=86_400)
@@ -77,13 +62,13 @@ class Bench:
             if ended:
                 self.end_all()
             step = ceil(scheduler.run_once() * 1000)
-            if step and self.clock.ms >= end:
+            if step and self.clock.now >= end:
                 return
-            self.clock.ms = min(self.clock.ms + step, end) if step else self.clock.ms
+            self.clock.now = min(self.clock.now + step, end) if step else self.clock.now
 
     def end_all(self) -> None:
         store = self.center.store
-        due = store.selections.page(Selection(TaskStatus.PENDING, before=self.clock.ms - 999), None, 10_000)
+        due = store.selections.page(Selection(TaskStatus.PENDING, before=self.clock.now - 999), None, 10_000)
         for row in due.rows:
             store.finish([(row.job_id, row.version)])
 
@@ -105,7 +90,7 @@ class Bench:
 def bench(system: System, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     monkeypatch.setattr("toc.maintenance.scheduler.LOOK_EVERY", 1800.0)  # days pass here
     one = Bench(system)
-    monkeypatch.setattr(MySqlServer, "from_now", lambda self, ms: self.instant(one.clock.ms + ms))
+    monkeypatch.setattr(MySqlServer, "from_now", lambda self, ms: self.instant(one.clock.now + ms))
     yield one
     one.center.close()
 
@@ -183,9 +168,9 @@ def test_the_next_one_runs_however_a_task_ended_unless_it_was_redriven(bench: Be
         assert bench.center.get(job_id) is None
     else:
         die = store.expire if end == "expired" else store.die
-        assert die([Failure(job_id, 0, 0, 0, 1, 0, bench.clock.ms, "it fails")])[job_id] is Guard.APPLIED
+        assert die([Failure(job_id, 0, 0, 0, 1, 0, bench.clock.now, "it fails")])[job_id] is Guard.APPLIED
     if end == "redriven":
-        assert store.redrive([job_id], bench.clock.ms)
+        assert store.redrive([job_id], bench.clock.now)
     bench.until(2.5 * HOUR, ended=False)
     former = [] if end in ("cancelled", "purged") else [1]
     assert bench.hours("o") == former + ([] if end == "redriven" else [2])
@@ -308,7 +293,7 @@ def test_rows_that_were_damaged_by_hand_hold_up_no_other_in_their_table(bench: B
     damaged = dict(zip(here, DAMAGE.items(), strict=False))
     for number, name in enumerate(here):
         definition = Definition(name, "test.sync", cron="* * * * *", zone="Pacific/Kiritimati")
-        table.create(definition, new_state(definition, number, bench.clock.ms))
+        table.create(definition, new_state(definition, number, bench.clock.now))
     server, rows = table._shards.server_of[0], table._shards.schedule_names
     for name, (column, value) in damaged.items():
         harm = f"SET STATEMENT sql_mode='' FOR UPDATE {rows[0]} SET {column}={value} WHERE name=%s"
@@ -335,7 +320,7 @@ def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:
     assert with_dry_run == schedules.backfill("fill", START - 4 * HOUR, START + 30 * HOUR, rate=2)
     assert with_dry_run == (8, 3, 5, 0)
     assert bench.hours("fill") == [-4, -3, -2, -1, 0, 1, 2, 3]
-    gaps = [task.action_time - from_ms(bench.clock.ms) for task in bench.tasks("fill")[:5]]
+    gaps = [task.action_time - from_ms(bench.clock.now) for task in bench.tasks("fill")[:5]]
     assert [round(gap / timedelta(seconds=1), 1) for gap in gaps] == [0, 0.5, 1, 1.5, 2]
     again = schedules.backfill("fill", START - 4 * HOUR, START + 30 * HOUR)
     assert again == (8, 8, 0, 0)
@@ -506,7 +491,7 @@ def test_where_its_zone_is_unknown_a_schedule_is_shown_named_and_can_be_changed(
     schedules.resume("resumed")
     bench.until(timedelta(hours=13))
     assert (bench.hours("resumed")[-1], bench.hours("altered")) == (11, [12])
-    bench.clock.ms += 86_400_000
+    bench.clock.now += 86_400_000
     assert {line.server for line in examine(bench.center, topics)} == {"altered", "resumed", "every"}
     assert all("--topic TOPIC" in line.do for line in examine(bench.center, []))
 
@@ -515,7 +500,7 @@ def test_schedules_at_rest_are_not_read(bench: Bench) -> None:
     """A look asks each table for one entry of its index; no row is read before it must be looked at."""
     for number in range(300):
         definition = Definition(f"rest{number}", "test.sync", every=timedelta(days=300))
-        bench.center.store.schedules.create(definition, new_state(definition, number, bench.clock.ms))
+        bench.center.store.schedules.create(definition, new_state(definition, number, bench.clock.now))
     bench.until(timedelta(seconds=60), ended=False)  # none has a task that could end
     read = 0
     due = bench.center.store.schedules.due
