@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from math import log2
 from typing import Annotated, Any
@@ -139,9 +139,9 @@ def _bar(count: int, most: int) -> str:
 
 def _remarks(record: Record) -> None:
     """Say how old the counts are, and what is not in them."""
-    ages = {part: age["oldest"] for part, age in record["ages"].items() if age["oldest"] is not None}
-    if ages:
-        say(f"counted at most {_list(f'{age:.0f} s ago ({part})' for part, age in ages.items())}")
+    for part, age in record["ages"].items():
+        if age["oldest"] is not None:
+            say(f"{part} were counted at most {age['oldest']:.0f} s ago")
     for one in record["beyond"]:
         say(
             f"{one['due']:,} are due at {one['at'][11:16]}: more than the workers have started in a minute, "
@@ -154,7 +154,3 @@ def _missing(record: Record) -> None:
     for one in record["missing"]:
         age = "" if one["age"] is None else f", counted {one['age']:.0f} s ago"
         say(f"missing: {one['table']}: {one['error']}{age}")
-
-
-def _list(texts: Iterable[str]) -> str:
-    return ", ".join(texts)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from toc.model.access import Action as Right
 from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, Part, Spans, read, sums, total
-from toc.model.errors import InvalidDocument
+from toc.model.errors import InvalidDocument, StoreUnavailable
 from toc.model.topic import Topic
 from toc.model.what_if import Step, pile_up, spread
 from toc.model.wire import instant, seconds
-from toc.operate.operation import Record
+from toc.operate.admin import get_topic
+from toc.operate.lateness import hour
+from toc.operate.operation import Doing, Record
 from toc.store.store import Store
 
 OLD_MS = (NEAR.spans - MINUTES) * NEAR.length
@@ -83,91 +87,86 @@ def due(store: Store, now_ms: int) -> Due:
     )
 
 
-def _meant(
-    found: Due, topics: Sequence[Topic], sees: Callable[[str], bool], *, whole: bool, only: str | None
-) -> tuple[dict[int, str], list[int]]:
-    """Return the biz_types that are asked for and seen, with their names, and those of no topic."""
-    names = {topic.biz_type: topic.name for topic in topics}
-    mine = {
-        biz_type: names[biz_type]
-        for biz_type in found.counted
-        if biz_type in names and sees(names[biz_type]) and only in (None, names[biz_type])
-    }
-    rest = [biz_type for biz_type in found.counted if biz_type not in names]
-    return mine, rest if whole and only is None else []
+class _Asked:
+    """What comes due, for somebody who may see some topics, or asks for one.
+
+    ``mine``: the names of the biz_types that this is about. ``rest``: those of no topic that there is, and
+    ``capacity``, the most starts a minute of all workers, are for who sees everything.
+    """
+
+    def __init__(self, doing: Doing, only: str | None) -> None:
+        now = doing.center.clock.now_ms()
+        names = {topic.biz_type: topic.name for topic in _topics(doing, only)}
+        whole = doing.may(Right.READ_CLUSTER)
+        self.due = due(doing.center.store, now)
+        counted = self.due.counted
+        self.mine = {
+            biz_type: names[biz_type]
+            for biz_type in counted
+            if biz_type in names and doing.sees(names[biz_type]) and only in (None, names[biz_type])
+        }
+        self.whole = whole and only is None
+        self.rest = [biz_type for biz_type in counted if biz_type not in names] if self.whole else []
+        self.capacity = None
+        if whole:
+            with suppress(StoreUnavailable):
+                self.capacity = hour(doing.center.store.minutes, now).capacity
 
 
-def due_record(
-    found: Due,
-    topics: Sequence[Topic],
-    sees: Callable[[str], bool],
-    *,
-    whole: bool,
-    only: str | None,
-    capacity: int | None,
-) -> Record:
-    """Return it as shown to somebody who ``sees`` some topics; ``whole``: and what is of no topic that there
-    is, and the ``capacity`` (starts a minute) for all. ``only``: one topic alone."""
-    mine, rest = _meant(found, topics, sees, whole=whole, only=only)
-    shown = [{"topic": name, **found.shown([biz_type])} for biz_type, name in mine.items()]
+def _topics(doing: Doing, only: str | None) -> list[Topic]:
+    """Return the topics, as last read while their table is away. Raises UnknownTopic unless one of them is
+    ``only``, and StoreUnavailable if none is known."""
+    catalog = doing.center.catalog
+    with suppress(StoreUnavailable):
+        catalog.refresh()
+    known = catalog.known()
+    if only is not None and only not in known:
+        get_topic(doing.center.store, only)
+    return list(known.values()) or doing.center.store.topics.list()
+
+
+def due_record(doing: Doing, only: str | None) -> Record:
+    """Return what comes due, of all topics that may be seen or of one."""
+    asked = _Asked(doing, only)
+    found, capacity = asked.due, asked.capacity
+    shown = [{"topic": name, **found.shown([biz_type])} for biz_type, name in asked.mine.items()]
     if only is not None and not shown:
         shown = [{"topic": only, **found.shown([])}]
     shown.sort(key=lambda one: (-one["overdue"] - one["week"] - one["later"], one["topic"]))
-    beyond = []
-    if whole and capacity is not None:
-        first, all_ = found.now_ms // NEAR.length, found.shown(found.counted)["minutes"]
-        most = max(capacity, QUIET)
-        beyond = [
-            {"at": instant((first + number) * NEAR.length), "due": count}
-            for number, count in enumerate(all_)
-            if count > most
-        ]
+    first, all_ = found.now_ms // NEAR.length, found.shown(found.counted)["minutes"]
+    beyond = [
+        {"at": instant((first + place) * NEAR.length), "due": count}
+        for place, count in enumerate(all_)
+        if capacity is not None and count > max(capacity, QUIET)
+    ]
     return {
         "now": instant(found.now_ms),
-        "minutes_from": instant(found.now_ms // NEAR.length * NEAR.length),
+        "minutes_from": instant(first * NEAR.length),
         "hours_from": instant(found.now_ms // FAR.length * FAR.length),
         "topics": shown,
-        "others": found.shown(rest) if whole and only is None else None,
-        "total": found.shown([*mine, *rest]),
+        "others": found.shown(asked.rest) if asked.whole else None,
+        "total": found.shown([*asked.mine, *asked.rest]),
         "ages": {
-            part: {
-                "oldest": None if oldest is None else seconds(oldest[0]),
-                "table": None if oldest is None else oldest[1],
-            }
+            part: {"oldest": oldest and seconds(oldest[0]), "table": oldest and oldest[1]}
             for part, oldest in found.oldest.items()
         },
         "missing": found.missing,
-        "capacity": capacity if whole else None,
+        "capacity": capacity,
         "beyond": beyond,
     }
 
 
-def what_if_record(
-    found: Due,
-    topics: Sequence[Topic],
-    sees: Callable[[str], bool],
-    *,
-    whole: bool,
-    only: str | None,
-    pause: float,
-    rate: float | None,
-    capacity: int | None,
-) -> Record:
-    """Return what would pile up in ``pause`` seconds, as ``due_record`` shows things. ``rate``: tasks a
-    second that are started afterwards."""
-    mine, rest = _meant(found, topics, sees, whole=whole, only=only)
-    paused = [*mine, *rest]
-    counts, others = (
-        found.shown(some) for some in (paused, [one for one in found.counted if one not in paused])
-    )
+def what_if_record(doing: Doing, only: str | None, pause: float, rate: float | None) -> Record:
+    """Return what would pile up in ``pause`` seconds; ``rate``: tasks a second that are started
+    afterwards."""
+    asked = _Asked(doing, only)
+    found, capacity, paused = asked.due, asked.capacity, {*asked.mine, *asked.rest}
+    own, others = found.shown(sorted(paused)), found.shown(sorted(set(found.counted) - paused))
     now, resumed = found.now_ms, found.now_ms + round(pause * 1000)
-    steps = [
-        Step(begin, end, count, other)
-        for (begin, end, count), (_, _, other) in zip(
-            *(spread(now, each["minutes"], each["hours"]) for each in (counts, others)), strict=True
-        )
-    ]
-    pile = pile_up(steps, counts["overdue"], resumed, rate, None if capacity is None else capacity / MINUTES)
+    beside = [count for _, _, count in spread(now, others["minutes"], others["hours"])]
+    spans = spread(now, own["minutes"], own["hours"])
+    steps = [Step(*span, other) for span, other in zip(spans, beside, strict=True)]
+    pile = pile_up(steps, own["overdue"], resumed, rate, None if capacity is None else capacity / 60)
     return {
         "topic": only,
         "now": instant(now),
@@ -177,8 +176,6 @@ def what_if_record(
         "capacity": capacity,
         "drained": None if pile.drained is None else instant(pile.drained),
         "drain_seconds": None if pile.drained is None else seconds(pile.drained - resumed),
-        "steps": [
-            {"at": instant(step.begin), "due": step.due, "waiting": step.waiting} for step in pile.steps
-        ],
+        "steps": [{"at": instant(at), "due": due, "waiting": waiting} for at, due, waiting in pile.steps],
         "missing": found.missing,
     }

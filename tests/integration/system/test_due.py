@@ -29,7 +29,7 @@ def told(center: TimeoutCenter, **values: Any) -> Record:
 def last_hour(system: System) -> Record:
     """What is told of the last hour when the present minute is over."""
     found = hour(system.center.store.minutes, system.center.clock.now_ms() + MINUTE_MS)
-    return lateness_record(found, lambda _: True, whole=True, only=None)
+    return lateness_record(found, lambda _: True, whole=True)
 
 
 def submit(system: System, topic: str, *delays: float) -> None:
@@ -96,7 +96,7 @@ def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:
             ["topic", "overdue", "hour"], [ASYNC, "0", "2"], [SYNC, "0", "1"],
         ]  # fmt: skip
         assert "next hour (UTC)" in shown.stdout
-        assert "counted at most" in shown.stderr
+        assert "minutes were counted at most" in shown.stderr
         asked = forks.run(["due", SYNC, "--json"], env=system.env, directory=system.directory)
         assert json.loads(asked.stdout)["total"]["hour"] == 1
         what_if = gateway.call("GET", "/v1/due:what-if?pause=3600&rate=10", token="one").body

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from typing_extensions import TypedDict
 
 from toc.model.access import Action as Right
-from toc.model.errors import InvalidInput, StoreUnavailable
+from toc.model.errors import InvalidInput
 from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
-
-if TYPE_CHECKING:
-    from toc.model.topic import Topic
 
 WEEK = 7 * 86_400
 TOPIC = Param("topic", Value.TOPIC, "Only this topic.", metavar="[TOPIC]")
@@ -85,18 +81,9 @@ class Lateness(TypedDict):
 )  # fmt: skip
 def show(doing: Doing, topic: str | None = None) -> Record:
     """Show how many tasks come due in each minute of the next hour and each hour of the next week."""
-    from toc.operate.due import due, due_record
+    from toc.operate.due import due_record
 
-    store, now = doing.center.store, doing.center.clock.now_ms()
-    topics = _topics(doing, topic)
-    return due_record(
-        due(store, now),
-        topics,
-        doing.sees,
-        whole=doing.may(Right.READ_CLUSTER),
-        only=topic,
-        capacity=_capacity(doing, now),
-    )
+    return due_record(doing, topic)
 
 
 @operation(
@@ -112,23 +99,11 @@ def what_if(doing: Doing, pause: float, topic: str | None = None, rate: float | 
 
     Of what is submitted by now; each hour after the next is taken to be even.
     """
-    from toc.operate.due import due, what_if_record
+    from toc.operate.due import what_if_record
 
     if not 0 < pause <= WEEK:
         raise InvalidInput(f"a pause is more than 0 s and at most {WEEK} s (7d), not {pause:g} s", "pause")
-    store, now = doing.center.store, doing.center.clock.now_ms()
-    topics = _topics(doing, topic)
-    whole = doing.may(Right.READ_CLUSTER)
-    return what_if_record(
-        due(store, now),
-        topics,
-        doing.sees,
-        whole=whole,
-        only=topic,
-        pause=pause,
-        rate=rate,
-        capacity=_capacity(doing, now) if whole else None,
-    )
+    return what_if_record(doing, topic, pause, rate)
 
 
 @operation(
@@ -144,27 +119,4 @@ def lateness(doing: Doing, topic: str | None = None) -> Record:
     if topic is not None:
         get_topic(store, topic)
     found = hour(store.minutes, doing.center.clock.now_ms())
-    return lateness_record(found, doing.sees, whole=doing.may(Right.READ_CLUSTER), only=topic)
-
-
-def _capacity(doing: Doing, now_ms: int) -> int | None:
-    """Return the most tasks a minute that the living workers have started; None if it is not known."""
-    from toc.operate.lateness import hour
-
-    with suppress(StoreUnavailable):
-        return hour(doing.center.store.minutes, now_ms).capacity
-    return None
-
-
-def _topics(doing: Doing, topic: str | None) -> list[Topic]:
-    """Return the topics, as last read while their table is away. Raises UnknownTopic unless one of them is
-    ``topic``, and StoreUnavailable if none is known."""
-    from toc.operate.admin import get_topic
-
-    catalog = doing.center.catalog
-    with suppress(StoreUnavailable):
-        catalog.refresh()
-    known = catalog.known()
-    if topic is not None and topic not in known:
-        get_topic(doing.center.store, topic)
-    return list(known.values()) or doing.center.store.topics.list()
+    return lateness_record(found, doing.sees, topic, whole=doing.may(Right.READ_CLUSTER))

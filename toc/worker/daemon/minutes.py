@@ -12,7 +12,20 @@ from collections.abc import Callable, Mapping, Sequence
 
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import SchemaBehind, StoreUnavailable
-from toc.model.minute import KEPT, MINUTE_MS, Minute, Tally, write
+from toc.model.minute import (
+    DEAD,
+    FAILED,
+    KEPT,
+    LATENESS,
+    MINUTE_MS,
+    PROCESSED,
+    STARTS,
+    Minute,
+    Tally,
+    minus,
+    plus,
+    write,
+)
 from toc.observe import metrics
 from toc.observe.board import Key
 from toc.observe.log import get_logger
@@ -24,28 +37,24 @@ RETRY_SECONDS = 5.0
 COMPLAIN_SECONDS = 600.0
 
 
+_PLACES = {"processed": PROCESSED, "failed": FAILED, "crashed": FAILED, "dead": DEAD}
+
+
 def tallies(values: Mapping[Key, Sequence[float]]) -> dict[str, Tally]:
     """Return what a member has done by topic, by its counters, since it began."""
-    found: dict[str, Tally] = {}
-
-    def add(topic: str, tally: Tally) -> None:
-        found[topic] = found.get(topic, Tally()).plus(tally)
-
+    found: dict[str, list[int]] = {}
     for (name, *labels), cells in values.items():
-        if name == metrics.LATENESS.metric.name and any(cells):
-            counts = [int(count) for count in cells[:-1]]
-            add(labels[0], Tally(starts=sum(counts), lateness=counts))
-        elif name == metrics.HANDED_OUT.metric.name and cells[0]:
-            add(labels[0], Tally(starts=int(cells[0])))
-        elif name == metrics.TRIES.metric.name and cells[0]:
-            topic, outcome = labels
-            if outcome == "processed":
-                add(topic, Tally(processed=int(cells[0])))
-            elif outcome == "dead":
-                add(topic, Tally(dead=int(cells[0])))
-            elif outcome in ("failed", "crashed"):
-                add(topic, Tally(failed=int(cells[0])))
-    return found
+        added = [0] * LATENESS
+        if name == metrics.LATENESS.metric.name:
+            added += map(int, cells[:-1])
+            added[STARTS] = sum(added)
+        elif name == metrics.HANDED_OUT.metric.name:
+            added[STARTS] = int(cells[0])
+        elif name == metrics.TRIES.metric.name and labels[1] in _PLACES:
+            added[_PLACES[labels[1]]] = int(cells[0])
+        if any(added):
+            found[labels[0]] = plus(found.get(labels[0], ()), added)
+    return dict(found)
 
 
 class Minutes:
@@ -88,10 +97,10 @@ class Minutes:
     def _note(self) -> None:
         """Note what was done in the minute that ends now."""
         now = tallies(self._values())
-        gained = {topic: tally.minus(self._before.get(topic, Tally())) for topic, tally in now.items()}
+        gained = {topic: minus(tally, self._before.get(topic, ())) for topic, tally in now.items()}
         self._before = now
-        gained = {topic: tally for topic, tally in gained.items() if any(tally[:4])}
-        self._most = max(self._most, sum(tally.starts for tally in gained.values()))
+        gained = {topic: tally for topic, tally in gained.items() if any(tally)}
+        self._most = max(self._most, sum(tally[STARTS] for tally in gained.values()))
         text = write(Minute(gained, self._most))
         self._unwritten.append(MinuteRow(self._minute * MINUTE_MS, self._member, text))
 
