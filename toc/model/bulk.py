@@ -67,12 +67,8 @@ class BulkOutcome(StrEnum):
     """Left alone: an error about this task. ``error`` of the job is the last such."""
 
 
-STORED = (
-    BulkOutcome.CANCELLED, BulkOutcome.RESCHEDULED, BulkOutcome.MAY_HAVE_STARTED, BulkOutcome.TOO_LATE,
-    BulkOutcome.EXPIRES_BEFORE, BulkOutcome.REDRIVEN, BulkOutcome.PURGED, BulkOutcome.NOT_DEAD,
-    BulkOutcome.UNKNOWN, BulkOutcome.FAILED,
-)  # fmt: skip
-"""The outcomes by the byte that stands for each in a row. A stored format: add at the end only."""
+STORED = tuple(BulkOutcome)
+"""The outcomes by the byte that stands for each in a row. A stored format: add members at the end only."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -59,7 +59,7 @@ def make_job(center: TimeoutCenter, job: BulkJob, wanted: Selection, *, seen: in
     _check_number(store.selections.count(wanted), seen)  # before all are read
     job_ids = store.selections.ids(wanted)
     _check_number(len(job_ids), seen)
-    made = BulkJob(job.name, job.kind, job.topic, job.details, job.by, job.rate, len(job_ids))
+    made = replace(job, tasks=len(job_ids))
     told = {"bulk": job.name, "tasks": made.tasks, "rate": job.rate, **job.details}
     audit.intend(store, job.name, job.by, _action(job), job.topic, **told)
     store.bulk.add(made, job_ids)
@@ -95,17 +95,11 @@ def job_record(job: BulkJob, now_ms: int) -> dict[str, Any]:
         state = "waiting"
     elif job.state is BulkState.STOPPED and held:
         state = "stopping"
+    shown = ("name", "kind", "topic", "by", "tasks", "done", "error", "rate")
     return {
-        "name": job.name,
-        "kind": job.kind.value,
-        "topic": job.topic,
-        "by": job.by,
+        **{name: getattr(job, name) for name in shown},
         "state": state,
-        "tasks": job.tasks,
-        "done": job.done,
         "counts": dict(job.counts or {}),
-        "error": job.error,
-        "rate": job.rate,
         **job.details,
         "created": wire.instant(job.created),
         "ended": None if job.ended is None else wire.instant(job.ended),

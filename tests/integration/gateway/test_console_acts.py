@@ -155,14 +155,18 @@ def test_a_topic_is_paused_altered_and_resumed(shared: Gateway) -> None:
     assert "/console/do/resume-topic" in offers(page)
 
     form = browser.get(f"/do/alter-topic?topic={TOPIC}")
-    assert "Nothing." in press(browser, form, retries=str(topic.retries)).text
+    assert "Changes\n-\nBack" in press(browser, form, retries=str(topic.retries)).text
     shown = press(browser, form, retries="7", max_runtime="900")
     assert f"Retries\n{topic.retries}\n7" in shown.text
     assert store.topics.get(TOPIC) == topic, "nothing was confirmed"
     wrong = press(browser, press(browser, form, retries="77"))
     assert wrong.status == 422
     assert re.search(r'id="f-retries-error"><bdi>[^<]*retries', wrong.html)
-    page = follow(browser, press(browser, shown))
+    store.topics.alter(TOPIC, retries=5)
+    changed = press(browser, shown)
+    assert (changed.status, "has changed since it was shown" in changed.text) == (409, True)
+    assert "Retries\n5\n7" in changed.text
+    page = follow(browser, press(browser, changed))
     altered = store.topics.get(TOPIC)
     assert altered is not None
     assert (altered.retries, altered.max_runtime, altered.paused) == (7, 900, True)
@@ -202,7 +206,7 @@ def test_all_that_match_are_cancelled_once_the_topic_is_typed(shared: Gateway) -
     (job,) = center.store.bulk.list(10)
     assert until(lambda: center.store.bulk.get(job.name).state == "done")
     page = browser.get(f"/bulk/{job.name}")
-    assert "330 of 330" in page.text
+    assert "Done\n330\nOf\n330" in page.text
     assert "a try may be running, or have run" in page.text
     assert set(map(str, job_ids[:2])) <= set(page.text.split())
     assert statuses(shared, job_ids) == {TaskStatus.CANCELLED}

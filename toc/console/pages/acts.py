@@ -6,14 +6,15 @@ is refused stands at its field, with what was typed.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any
 
 from toc.console.acts import BY_ACT, Act, generic, shown, title_of
 from toc.console.shown import (
     Block,
-    Cell,
     Column,
     Content,
     Facts,
@@ -31,17 +32,23 @@ from toc.console.shown import (
 )
 from toc.console.view import Redirect, View, page
 from toc.gateway.calls import forbidden
-from toc.gateway.problems import NOT_FOUND, Problem, problem_of
+from toc.gateway.problems import IN_USE, NOT_FOUND, Problem, problem_of
 from toc.model.access import Access, Action
 from toc.model.errors import TocError
 
-_MEANS = {
-    "cancelled": ("It is cancelled, and no try has started.", "good"),
-    "rescheduled": ("It has the new deadline, and no try has started for the former one.", "good"),
+_OUTCOMES = {
+    "cancelled": ("It is cancelled; no try has started.", "good"),
+    "rescheduled": ("It has the new deadline; no try has started.", "good"),
+    "redriven": ("It is pending again.", "good"),
+    "purged": ("It is gone.", "good"),
     "may_have_started": ("It is done, but a try may be running, or have run, before.", "warn"),
-    "too_late": ("Nothing was changed: the task has ended already.", "warn"),
-    "unknown": ("There is no such task: it may have been purged.", "warn"),
+    "too_late": ("Nothing was changed: it had ended already.", "warn"),
+    "expires_before": ("Left alone: it expires before its new deadline.", "warn"),
+    "not_dead": ("Left alone: somebody has redriven it meanwhile.", "warn"),
+    "unknown": ("There is no such task any more.", "warn"),
+    "failed": ("Left alone: an error about this task.", "bad"),
 }
+"""What came of a task, by its name, in words."""
 _FILTERS = ("topic", "biz_id", "text", "due_after", "due_before", "error")
 MOST_SHOWN = 200
 """Tasks of one outcome that the page of a job shows at most."""
@@ -68,11 +75,14 @@ async def ask(view: View) -> Content:
 async def do(view: View) -> Content | Redirect:
     """Do what a form says, or show what it would do."""
     act, form = _act(view), view.form
-    sure = act.previews and form.get("sure") == "yes"
+    sure = form.get("sure") if act.previews else None
     try:
         where, body = act.read(form)
         if act.previews and not sure:
             return await _preview(view, act, form)
+        if sure and "tasks" not in form and (await _foreseen(view, act, form))[1] != sure:
+            again = Problem(IN_USE, "this has changed since it was shown: look at it again")
+            return await _preview(view, act, form, again)
         answer = await _made(view, act, where, body)
     except (Problem, TocError) as exc:
         problem = exc if isinstance(exc, Problem) else problem_of(exc)
@@ -127,49 +137,50 @@ def _marked(fields: list[Field], problem: Problem | None) -> tuple[list[Field], 
     return marked, [] if there else [Note(text=f"{problem.kind.title}: {problem.detail}.", level="bad")]
 
 
-async def _preview(view: View, act: Act, form: Mapping[str, str], problem: Problem | None = None) -> Content:
-    """Return what an action would do, and the form that confirms it."""
+async def _foreseen(view: View, act: Act, form: Mapping[str, str]) -> tuple[Any, str]:
+    """Return what an action would do, and a mark by which the same is known again. The number of tasks that
+    match changes all the time: how far it may, the call decides."""
     where, body = act.read(form)
-    sent = {name: value for name, value in form.items() if name not in ("sure", "tasks", "confirm")}
-    fields = [Field(name, name, "hidden", value) for name, value in sent.items()]
-    fields.append(Field("sure", "sure", "hidden", "yes"))
-    blocks: list[Block] = []
-    ready = True
     if act.alters:
         now = await view.ask(act.before, **where)
-        changes = [
-            {"what": title_of(key), "now": shown(now[key]).text, "then": shown(value).text}
-            for key, value in body.items()
-            if now.get(key) != value
-        ]
-        ready = bool(changes)
-        blocks.append(Table("What would change", columns=CHANGES, records=changes, empty="Nothing."))
+        answer: Any = {
+            "changes": [
+                {"value": title_of(key), "now": shown(now[key]).text, "then": shown(value).text}
+                for key, value in body.items()
+                if now.get(key) != value
+            ]
+        }
     else:
-        body = {name: value for name, value in body.items() if name not in ("tasks", "confirm")}
-        answer = await _made(view, act, where, {**body, "dry_run": True})
-        count = answer.get("would_change")
-        if count is None:
-            blocks += generic(answer)
-            ready = any(answer.values())
-        else:
-            ready = count > 0
-            these = {name: value for name, value in sent.items() if name in _FILTERS}
-            found = f"{number(count).text} tasks of {body['topic']} match. Look at them."
-            blocks.append(Note(text=found, level="warn", href=following(f"/console/{act.at}", these)))
-            blocks += generic(body)
-            fields.append(Field("tasks", "tasks", "hidden", str(count)))
-            hint = f"Type the name of the topic, {body['topic']}."
-            fields.append(Field("confirm", "To confirm", hint=hint, required=True))
+        asked = {name: value for name, value in body.items() if name not in ("tasks", "confirm")}
+        answer = await _made(view, act, where, {**asked, "dry_run": True})
+    mark = "" if "would_change" in answer else json.dumps(answer)
+    return answer, sha256(mark.encode()).hexdigest()
+
+
+async def _preview(view: View, act: Act, form: Mapping[str, str], problem: Problem | None = None) -> Content:
+    """Return the page with what an action would do, and the form that confirms it."""
+    answer, mark = await _foreseen(view, act, form)
+    sent = {name: value for name, value in form.items() if name not in ("sure", "tasks", "confirm")}
+    fields = [Field(name, name, "hidden", value) for name, value in {**sent, "sure": mark}.items()]
+    blocks: list[Block] = []
+    count = answer.get("would_change")
+    if count is None:
+        blocks += generic(answer)
+    else:
+        topic, these = form["topic"], {name: value for name, value in sent.items() if name in _FILTERS}
+        text = f"{number(count).text} tasks of {topic} match. Look at them."
+        blocks.append(Note(text=text, level="warn", href=following(f"/console/{act.at}", these)))
+        blocks += generic(act.read(sent)[1])
+        fields.append(Field("tasks", "tasks", "hidden", str(count)))
+        hint = f"Type the name of the topic, {topic}."
+        fields.append(Field("confirm", "To confirm", hint=hint, required=True))
     fields, notes = _marked(fields, problem)
-    if ready:
+    if any(answer.values()):
         blocks.append(Form(fields=fields, action=f"/console/do/{act.name}", submit=act.title, post=True,
                            danger=act.danger))  # fmt: skip
     blocks.append(Note(text="Back", href=following(f"/console/do/{act.name}", sent)))
     state = 200 if problem is None else problem.kind.status
     return Content(_title(act, form), [*notes, *blocks], status=state)
-
-
-CHANGES = (Column("what", "Policy"), Column("now", "Now"), Column("then", "Then"))
 
 
 def _result(act: Act, form: Mapping[str, str], answer: Mapping[str, Any]) -> Content:
@@ -179,7 +190,7 @@ def _result(act: Act, form: Mapping[str, str], answer: Mapping[str, Any]) -> Con
         rest = {key: value for key, value in answer.items() if key != "token"}
         return Content(f"Access token {answer['name']}", [keep, Lines(text=answer["token"]), *generic(rest)])
     plain = ("This failed.", "bad") if answer.get("error") else ("This was done.", "quiet")
-    words, level = _MEANS.get(str(answer.get("outcome")), plain)
+    words, level = _OUTCOMES.get(str(answer.get("outcome")), plain)
     back = path(f"/console/{act.at}", {**form, **{of: form[name] for name, of in act.given.items()}})
     return Content(
         _title(act, form), [Note(text=words, level=level), *generic(answer), Note(text="Back", href=back)]
@@ -189,44 +200,27 @@ def _result(act: Act, form: Mapping[str, str], answer: Mapping[str, Any]) -> Con
 # --- bulk jobs
 
 
-def _progress(value: Any) -> Cell:
-    done, tasks = value
-    return Cell(f"{number(done).text} of {number(tasks).text}", "number")
-
-
 JOBS = (
     Column("name", "Job", link="/console/bulk/{name}"),
     Column("kind", "Kind"),
     Column("topic", "Topic", link="/console/topics/{topic}"),
     Column("state", "State", status),
-    Column("progress", "Done", _progress),
+    Column("done", "Done", number),
+    Column("tasks", "Of", number),
     Column("by", "By"),
     Column("created", "Begun", time),
     Column("ended", "Ended", time),
 )
 JOB = (
-    *JOBS[1:6],
+    *JOBS[1:7],
     Column("selected", "Tasks chosen by", document),
     Column("rate", "Tasks per second", number),
     Column("action_time", "New deadline", time),
     Column("delay", "New deadline, seconds ahead", number),
-    *JOBS[6:],
+    *JOBS[7:],
 )
 COUNTS = (Column("outcome", "Outcome"), Column("means", "Means"), Column("tasks", "Tasks", number))
 TASKS = (Column("job_id", "Task", link="/console/tasks/{job_id}"),)
-_OUTCOMES = {
-    "cancelled": "Cancelled; no try has started.",
-    "rescheduled": "Rescheduled; no try has started.",
-    "may_have_started": "Done, but a try may be running, or have run, before.",
-    "too_late": "It had ended before its turn came.",
-    "expires_before": "Left alone: it expires before its new deadline.",
-    "redriven": "Pending again.",
-    "purged": "Gone.",
-    "not_dead": "Left alone: somebody has redriven it meanwhile.",
-    "unknown": "Its row was gone before its turn came.",
-    "failed": "Left alone: an error about this task.",
-}
-_PLAIN = ("cancelled", "rescheduled", "redriven", "purged")
 _SAID = {
     "waiting": "It waits for a gateway.",
     "running": "A gateway works on it.",
@@ -239,7 +233,7 @@ _SAID = {
 async def jobs(view: View) -> Content:
     """Bulk jobs, the newest first."""
     found = (await view.ask("GET /v1/bulk"))["jobs"]
-    return Content("Bulk jobs", [Table(columns=JOBS, records=[*map(_shown, found)])], view.now_ms)
+    return Content("Bulk jobs", [Table(columns=JOBS, records=found)], view.now_ms)
 
 
 @page("bulk/{name}", Action.FIND_TASKS, live=True)
@@ -252,10 +246,10 @@ async def job(view: View) -> Content:
         blocks.append(Note(text=one["error"], level="bad"))
     elif said := _SAID.get(one["state"]):
         blocks.append(Note(text=said))
-    blocks.append(Facts(columns=JOB, record=_shown(one)))
-    counts = [{"outcome": key, "means": _OUTCOMES[key], "tasks": n} for key, n in one["counts"].items()]
+    blocks.append(Facts(columns=JOB, record=one))
+    counts = [{"outcome": key, "means": _OUTCOMES[key][0], "tasks": n} for key, n in one["counts"].items()]
     blocks.append(Table("Outcomes", columns=COUNTS, records=counts, empty="None yet."))
-    odd = [key for key in one["counts"] if key not in _PLAIN]
+    odd = [key for key in one["counts"] if _OUTCOMES[key][1] != "good"]
     for outcome in odd:
         query = {"outcome": outcome, "next": view.query.get(outcome, "0")}
         found = await view.ask("GET /v1/bulk/{name}/tasks", query, name=name)
@@ -267,7 +261,3 @@ async def job(view: View) -> Content:
     verb = one["kind"] if one["state"] != "done" else f"{one['kind']}, done"
     asked = f"Asked to {verb}: {number(one['tasks']).text} tasks of {one['topic']}"
     return Content(asked, blocks, view.now_ms)
-
-
-def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
-    return {**one, "progress": (one["done"], one["tasks"])}

@@ -10,8 +10,6 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypedDict
-
 from toc.model.access import Action as Right
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.clock import to_ms
@@ -49,49 +47,6 @@ _LOOK, _CHANGE = Right.FIND_TASKS, Right.CANCEL
 """To look at jobs; to stop and resume them, for which one needs the right of the job's kind, too."""
 
 
-class Job(TypedDict, total=False):
-    """A bulk job. Its ``state`` is waiting (for a gateway), running, stopping, stopped or done; ``error`` is
-    why it waits or stopped, or the last error about one task. ``counts`` are the outcomes of the ``done`` of
-    its ``tasks``: may_have_started means that a try may be running or have run. A dry run has only
-    ``would_change``."""
-
-    would_change: int
-    name: str
-    kind: str
-    topic: str
-    by: str
-    state: str
-    tasks: int
-    done: int
-    counts: dict[str, int]
-    error: str
-    rate: float
-    selected: dict[str, str]
-    created: str
-    ended: str | None
-
-
-class JobList(TypedDict):
-    """Bulk jobs on topics that the caller may know of, the newest first."""
-
-    jobs: list[Job]
-
-
-class Outcome(TypedDict):
-    """What came of one task."""
-
-    job_id: str
-    outcome: str
-
-
-class OutcomePage(TypedDict):
-    """Tasks of a job that were done, in the order of their turns. A page may be empty although more follow:
-    while ``next`` is not null, ask on with it."""
-
-    tasks: list[Outcome]
-    next: int | None
-
-
 def _makes(kind: BulkKind, title: str, *more: Param) -> Callable[[Callable[..., Any]], Operation]:
     """Declare an operation that makes a job."""
 
@@ -107,7 +62,7 @@ def _makes(kind: BulkKind, title: str, *more: Param) -> Callable[[Callable[..., 
 
     return operation(
         f"bulk.{kind}", f"POST /v1/bulk:{kind}", kind.right, title, *WHICH, *more, *HOW,
-        takes=f"Bulk{kind.name.title()}", gives=Job, place=Place.LONG, audited=False, check=check,
+        takes=f"Bulk{kind.name.title()}", place=Place.LONG, audited=False, check=check,
     )  # fmt: skip
 
 
@@ -175,7 +130,7 @@ def _texts(values: Record) -> Record:
 
 
 @operation("bulk.list", "GET /v1/bulk", _LOOK, "List bulk jobs",
-    Param("limit", Value.WHOLE, "At most N jobs.", 100, least=1, most=1000), takes="BulkQuery", gives=JobList,
+    Param("limit", Value.WHOLE, "At most N jobs.", 100, least=1, most=1000), takes="BulkQuery",
 )  # fmt: skip
 def list_jobs(doing: Doing, limit: int) -> Record:
     """Show bulk jobs and how far they came, the newest first."""
@@ -183,9 +138,13 @@ def list_jobs(doing: Doing, limit: int) -> Record:
     return {"jobs": [_shown(doing, job) for job in jobs]}
 
 
-@operation("bulk.show", "GET /v1/bulk/{name}", _LOOK, "Show a bulk job", JOB, gives=Job)
+@operation("bulk.show", "GET /v1/bulk/{name}", _LOOK, "Show a bulk job", JOB)
 def show(doing: Doing, name: str) -> Record:
-    """Show a bulk job: how far it came, and how many tasks had which outcome."""
+    """Show a bulk job: how far it came, and how many tasks had which outcome.
+
+    Its `state` is waiting (for a gateway), running, stopping, stopped or done; `error` is why it waits, or
+    the last error about a task. The outcome `may_have_started` means that a try may be running or have run.
+    """
     return _shown(doing, _job(doing, name))
 
 
@@ -193,10 +152,13 @@ def show(doing: Doing, name: str) -> Record:
     JOB,
     Param("outcome", BulkOutcome, "Only tasks with this outcome."),
     Param("next", Value.WHOLE, "The next of the page before.", 0, least=0, most=2**31),
-    takes="BulkTasksQuery", gives=OutcomePage,
+    takes="BulkTasksQuery",
 )  # fmt: skip
 def outcomes(doing: Doing, name: str, next: int, outcome: BulkOutcome | None = None) -> Record:  # noqa: A002
-    """Show what came of each task of a bulk job, a page at a time."""
+    """Show what came of each task of a bulk job, a page at a time.
+
+    A page may be empty although more follow: while `next` is not null, ask on with it.
+    """
     job = _job(doing, name)
     wanted = range(len(STORED)) if outcome is None else [STORED.index(outcome)]
     end = min(next + PARTS_ON_PAGE, -(-job.done // PART))
@@ -216,14 +178,14 @@ def _may_change(doing: Doing, name: str) -> None:
         raise NotGranted(f"{doing.by} may not {job.kind} tasks of {job.topic}, nor stop or resume such a job")
 
 
-@operation("bulk.stop", "POST /v1/bulk/{name}:stop", _CHANGE, "Stop a bulk job", JOB, gives=Job,
+@operation("bulk.stop", "POST /v1/bulk/{name}:stop", _CHANGE, "Stop a bulk job", JOB,
            check=_may_change)  # fmt: skip
 def stop(doing: Doing, name: str) -> Record:
     """Stop a bulk job after its present step. What is done stays done."""
     return _move(doing, name, BulkState.RUNNING, BulkState.STOPPED)
 
 
-@operation("bulk.resume", "POST /v1/bulk/{name}:resume", _CHANGE, "Resume a bulk job", JOB, gives=Job,
+@operation("bulk.resume", "POST /v1/bulk/{name}:resume", _CHANGE, "Resume a bulk job", JOB,
            check=_may_change)  # fmt: skip
 def resume(doing: Doing, name: str) -> Record:
     """Let a stopped bulk job go on where it stopped."""
