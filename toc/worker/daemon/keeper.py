@@ -58,7 +58,13 @@ class Keeper(ABC, Generic[C]):
         self._selector.register(self._bell, selectors.EVENT_READ)
         self._slots = WorkerSlots(
             _coordinator(settings, center.store.members, self._bell),
-            Topics(center.catalog, center.store.topics.state, tables=settings.tables, on_change=self._bell),
+            Topics(
+                center.catalog,
+                center.store.topics.state,
+                tables=settings.tables,
+                indexed=settings.redis_url is not None,
+                on_change=self._bell,
+            ),
             LocalNames.of(settings.host),
         )
         self._children: dict[str, C] = {}
