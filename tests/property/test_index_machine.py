@@ -165,6 +165,8 @@ class Known:
     """Whether a worker ever held it."""
     untold: bool = False
     """Whether the index has forgotten that a worker holds it: a cancel after its due time cannot know."""
+    said_again: bool = False
+    """Whether an old snapshot of the index has said that a worker holds it: a later cancel may believe it."""
     losses: int = 0
     """Times that it was held and lost, or that an old entry said so again, each of which may charge a try;
     also one after a reschedule."""
@@ -276,7 +278,8 @@ class Machine(RuleBasedStateMachine):
             return
         if before.status == TaskStatus.CANCELLED:
             # Of a try that the index had lost, the row tells once it has ended.
-            assert {outcome} == task.told or (task.untold and task.ran)
+            doubted = task.said_again and outcome is CancelOutcome.MAY_HAVE_STARTED
+            assert {outcome} == task.told or (task.untold and task.ran) or doubted
             return
         if outcome is CancelOutcome.CANCELLED:
             assert not task.ran or task.untold, "cancelled means never run, for no former deadline either"
@@ -645,7 +648,9 @@ class Machine(RuleBasedStateMachine):
             # where a redrive or a new deadline has begun anew, the row does not show that it is paid for.
             held = {entry.job_id for party in self.parties for entry in party.inflight.snapshot()}
             for job_id, task in self.tasks.items():
-                task.losses += job_id not in held and self._prepared(job_id)  # what is held counts below
+                said = self._prepared(job_id)
+                task.said_again |= said
+                task.losses += said and job_id not in held  # what is held counts below
         if what not in ("all", "snapshot"):
             for slot in TOPIC.slots():
                 self.redis.delete(getattr(self.center.queues.keys(slot), what))
