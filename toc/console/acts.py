@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from toc.console.shown import Cell, Column, Content, Facts, Field, Table, document, flag, names, number, text
+from toc.console.shown import Column, Content, Facts, Field, Table, title_of
 from toc.console.view import BY_NAME, Page, View, fields_of
 from toc.gateway.calls import HttpCall
 from toc.model.bulk import BulkKind
@@ -207,24 +207,8 @@ def generic(record: Mapping[str, Any]) -> list[Facts | Table]:
     return blocks
 
 
-def title_of(key: str) -> str:
-    """Return what the key of a record is called."""
-    return key.replace("_", " ").capitalize()
-
-
 def _columns(record: Mapping[str, Any]) -> list[Column]:
-    return [Column(key, title_of(key), shown) for key in record]
-
-
-def shown(value: Any) -> Cell:
-    """Show any value."""
-    if isinstance(value, bool):
-        return flag(value)
-    if isinstance(value, int | float):
-        return number(value)
-    if isinstance(value, dict):
-        return document(value)
-    return names(value) if isinstance(value, list) else text(value)
+    return [Column(key, title_of(key)) for key in record]
 
 
 def _is_records(value: object) -> bool:

@@ -4,6 +4,7 @@ templates escape all of it."""
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -53,31 +54,10 @@ class Cell(NamedTuple):
     iso: str = ""
 
 
-def text(value: object) -> Cell:
-    """Show a text, or anything that has no form of its own."""
-    return Cell(harmless(value))
-
-
-def ident(value: object) -> Cell:
-    """Show an id, which is never broken."""
-    return Cell(harmless(value), "id")
-
-
 def number(value: object) -> Cell:
     """Show a number."""
     shown = f"{value:,}".replace(",", "\u202f") if isinstance(value, int) else f"{value:g}"
     return Cell(shown, "number")
-
-
-def time(value: object) -> Cell:
-    """Show an instant of RFC 3339."""
-    at = harmless(value)
-    return Cell(at.replace("T", " "), "time", iso=at)
-
-
-def seconds(value: Any) -> Cell:
-    """Show a duration."""
-    return Cell(span(value), "number")
 
 
 def span(value: float) -> str:
@@ -95,60 +75,75 @@ def span(value: float) -> str:
     raise AssertionError
 
 
-def flag(value: object) -> Cell:
-    """Show whether it is so."""
-    return Cell("yes", level="warn") if value else Cell("no", level="quiet")
-
-
 _LEVELS = {
     "ok": "good", "processed": "good", "done": "good", "owned": "good",
     "dead": "bad", "wrong": "bad", "failed": "bad", "unowned": "bad",
     "warn": "warn", "moving": "warn", "unknown": "warn", "interrupted": "warn",
 }  # fmt: skip
+_STATES = {"status", "state", "outcome", "level", "delivery"}
+_IDS = {"job_id", "last_job_id", "biz_id", "biz_type"}
+_DURATIONS = {
+    "overdue", "seconds", "backoff_base", "backoff_cap", "prepare_timeout", "max_runtime", "horizon",
+    "retention", "expires_in", "every", "window", "jitter", "timeout",
+}  # fmt: skip
+_INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}(Z|[+-]\d\d:\d\d)")
+_LINKS = {
+    "job_id": "/console/tasks/{job_id}",
+    "last_job_id": "/console/tasks/{last_job_id}",
+    "topic": "/console/topics/{topic}",
+}
 
 
-def status(value: object) -> Cell:
-    """Show a state as a badge."""
-    return Cell(harmless(value), level=_LEVELS.get(str(value), "quiet"))
-
-
-def linked(value: Any) -> Cell:
-    """Show a pair: a text or number, and where it leads."""
-    shown, href = value
-    return (number(shown) if isinstance(shown, int) else text(shown))._replace(href=href)
-
-
-def names(value: Any) -> Cell:
-    """Show a list."""
-    return Cell(harmless(", ".join(map(str, value))))
-
-
-def document(value: object) -> Cell:
-    """Show what is JSON."""
-    return Cell(harmless(json.dumps(value, ensure_ascii=False, default=str)))
+def shown(value: Any, key: str = "") -> Cell:
+    """Show a value of an answer, by its key and its type. A pair is a value and where it leads."""
+    if isinstance(value, tuple):
+        return shown(value[0], key)._replace(href=value[1])
+    if isinstance(value, bool):
+        return Cell("yes", level="warn") if value else Cell("no", level="quiet")
+    if key in _IDS:
+        return Cell(harmless(value), "id")
+    if isinstance(value, int | float):
+        return Cell(span(value), "number") if key in _DURATIONS else number(value)
+    if isinstance(value, list):
+        return Cell(harmless(", ".join(map(str, value))))
+    if isinstance(value, dict):
+        return Cell(harmless(json.dumps(value, ensure_ascii=False, default=str)))
+    if key in _STATES:
+        return Cell(harmless(value), level=_LEVELS.get(str(value), "quiet"))
+    if _INSTANT.fullmatch(str(value)):
+        return Cell(value.replace("T", " "), "time", iso=value)
+    return Cell(harmless(value))
 
 
 class Column(NamedTuple):
-    """A value of a record: its key, what it is called, how it is shown. ``link`` is a path with {keys} of the
-    record."""
+    """A value of a record: its key, what it is called, how it is shown unless by key and type. ``link`` is a
+    path with {keys} of the record."""
 
     key: str
     title: str
-    show: Callable[[Any], Cell] = text
+    show: Callable[[Any], Cell] | None = None
     link: str = ""
-
-    @property
-    def kind(self) -> str:
-        """The class of its cells."""
-        return "number" if self.show in (number, seconds) else ""
 
     def cell(self, record: Mapping[str, Any]) -> Cell:
         """Return its cell of a record; a value that there is not is empty."""
         value = record.get(self.key)
         if value is None or value in ("", [], {}):
-            return Cell("-", self.kind)
-        cell = self.show(value)
+            return Cell("-")
+        cell = shown(value, self.key) if self.show is None else self.show(value)
         return cell._replace(href=path(self.link, record)) if self.link else cell
+
+
+def title_of(key: str) -> str:
+    """Return what the key of a record is called."""
+    return key.replace("_", " ").capitalize()
+
+
+def columns(text: str, **links: str) -> tuple[Column, ...]:
+    """Return the columns of a text: ``job_id: Task, topic``. A key without a title is called as it is."""
+    pairs = [one.partition(":")[::2] for one in text.split(",")]
+    keys = [(key.strip(), title.strip()) for key, title in pairs]
+    links = _LINKS | links
+    return tuple(Column(key, title or title_of(key), None, links.get(key, "")) for key, title in keys)
 
 
 def path(pattern: str, values: Mapping[str, Any]) -> str:
@@ -195,6 +190,11 @@ class Table(Block):
     def rows(self) -> list[list[Cell]]:
         """What to show."""
         return [[one.cell(record) for one in self.columns] for record in self.records]
+
+    def heads(self, rows: list[list[Cell]]) -> list[tuple[str, str]]:
+        """Return the title of each column, and the class of its cells in these rows."""
+        kinds = [next((cell.kind for cell in cells if cell.kind), "") for cells in zip(*rows, strict=True)]
+        return [(one.title, kind) for one, kind in zip(self.columns, kinds, strict=True)]
 
 
 @dataclass(frozen=True)

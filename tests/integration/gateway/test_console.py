@@ -357,7 +357,7 @@ def test_dead_tasks_are_grouped_by_their_errors(shared: Gateway) -> None:
 
 def test_a_schedule_shows_its_next_times_by_its_clock(shared: Gateway, filled: dict[str, str]) -> None:
     page = Browser(shared).get(f"/{filled['schedules/{name}']}").text
-    assert re.search(r"\d{4}-\d\d-\d\d 02:30:00 \+0[12]:00", page)
+    assert re.search(r"\d{4}-\d\d-\d\d 02:30:00\.000\+0[12]:00", page)
 
 
 def test_an_open_page_is_brought_up_to_date_and_ends_with_the_gateway(shared: Gateway) -> None:

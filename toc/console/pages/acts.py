@@ -12,10 +12,9 @@ from contextlib import suppress
 from hashlib import sha256
 from typing import Any
 
-from toc.console.acts import BY_ACT, Act, generic, shown, title_of
+from toc.console.acts import BY_ACT, Act, generic
 from toc.console.shown import (
     Block,
-    Column,
     Content,
     Facts,
     Field,
@@ -23,12 +22,12 @@ from toc.console.shown import (
     Lines,
     Note,
     Table,
-    document,
+    columns,
     following,
     number,
     path,
-    status,
-    time,
+    shown,
+    title_of,
 )
 from toc.console.view import Redirect, View, page
 from toc.gateway.calls import forbidden
@@ -200,27 +199,15 @@ def _result(act: Act, form: Mapping[str, str], answer: Mapping[str, Any]) -> Con
 # --- bulk jobs
 
 
-JOBS = (
-    Column("name", "Job", link="/console/bulk/{name}"),
-    Column("kind", "Kind"),
-    Column("topic", "Topic", link="/console/topics/{topic}"),
-    Column("state", "State", status),
-    Column("done", "Done", number),
-    Column("tasks", "Of", number),
-    Column("by", "By"),
-    Column("created", "Begun", time),
-    Column("ended", "Ended", time),
+JOBS = columns(
+    "name: Job, kind, topic, state, done, tasks: Of, by, created: Begun, ended", name="/console/bulk/{name}"
 )
-JOB = (
-    *JOBS[1:7],
-    Column("selected", "Tasks chosen by", document),
-    Column("rate", "Tasks per second", number),
-    Column("action_time", "New deadline", time),
-    Column("delay", "New deadline, seconds ahead", number),
-    *JOBS[7:],
+JOB = columns(
+    "kind, topic, state, done, tasks: Of, by, selected: Tasks chosen by, rate: Tasks per second, "
+    "action_time: New deadline, delay: New deadline - seconds ahead, created: Begun, ended"
 )
-COUNTS = (Column("outcome", "Outcome"), Column("means", "Means"), Column("tasks", "Tasks", number))
-TASKS = (Column("job_id", "Task", link="/console/tasks/{job_id}"),)
+COUNTS = columns("outcome, means, tasks")
+TASKS = columns("job_id: Task")
 _SAID = {
     "waiting": "It waits for a gateway.",
     "running": "A gateway works on it.",

@@ -6,48 +6,19 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from toc.console.shown import Block, Column, Content, Table, flag, names, number, seconds, status, time
+from toc.console.shown import Block, Content, Table, columns
 from toc.console.view import CLUSTER_SECONDS, View, page
 from toc.model.access import Action
 
-WORKERS = (
-    Column("worker", "Worker"),
-    Column("host", "Host"),
-    Column("drained", "Drained", flag),
-    Column("weight", "Weight", number),
-    Column("owned", "Slots", number),
-    Column("assigned", "Assigned", number),
-    Column("tables", "Tables", number),
-    Column("leader", "Leads", flag),
-    Column("out_of_reach", "Does not reach", names),
-    Column("version", "Release"),
-    Column("joined", "Joined", time),
+WORKERS = columns(
+    "worker, host, drained, weight, owned: Slots, assigned, tables, leader: Leads, "
+    "out_of_reach: Does not reach, version: Release, joined"
 )
-SLOTS = (
-    Column("slot", "Slot"),
-    Column("state", "State", status),
-    Column("owner", "Owner"),
-    Column("assigned", "Assigned to"),
-    Column("why", "Why"),
-    Column("since", "Since", time),
-    Column("scheduled", "Scheduled", number),
-    Column("prepared", "Taken", number),
-    Column("dead", "Dead", number),
-    Column("overdue", "Overdue", seconds),
+SLOTS = columns(
+    "slot, state, owner, assigned: Assigned to, why, since, scheduled, prepared: Taken, dead, overdue"
 )
-INTENTS = (
-    Column("what", "What"),
-    Column("of", "Of"),
-    Column("to", "To"),
-    Column("by", "By"),
-    Column("at", "When", time),
-)
-HOSTS = (
-    Column("host", "Worker"),
-    Column("slots", "Slots", number),
-    Column("scheduled", "Scheduled", number),
-    Column("prepared", "Taken", number),
-)
+INTENTS = columns("what, of, to, by, at: When")
+HOSTS = columns("worker, slots, scheduled, prepared: Taken")
 
 
 def by_host(slots: Iterable[Mapping[str, Any]]) -> Table:
@@ -55,7 +26,7 @@ def by_host(slots: Iterable[Mapping[str, Any]]) -> Table:
     found: dict[str, dict[str, Any]] = {}
     for one in slots:
         owner = one["owner"] or "nobody"
-        held = found.setdefault(owner, {"host": owner, "slots": 0, "scheduled": 0, "prepared": 0})
+        held = found.setdefault(owner, {"worker": owner, "slots": 0, "scheduled": 0, "prepared": 0})
         held["slots"] += 1
         held["scheduled"] += one["scheduled"] or 0
         held["prepared"] += one["prepared"] or 0

@@ -6,19 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from toc.console.pages.tasks import ON_PAGE, found
-from toc.console.shown import Block, Column, Content, Table, following, ident, linked, time
+from toc.console.shown import Block, Content, Table, columns, following
 from toc.console.view import View, page
 from toc.model.access import Action
 
 GROUPS_SECONDS = 15.0
-GROUPS = (
-    Column("error", "Error"),
-    Column("topic", "Topic", link="/console/topics/{topic}"),
-    Column("tasks", "Tasks", linked),
-    Column("first", "First", time),
-    Column("last", "Last", time),
-    Column("job_id", "One of them", ident, "/console/tasks/{job_id}"),
-)
+GROUPS = columns("error, topic, tasks, first, last, job_id: One of them")
 
 
 @page("dead", Action.READ_DEAD, menu="Dead")

@@ -6,20 +6,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from toc.console.shown import (
-    Block,
-    Column,
-    Content,
-    Note,
-    Picture,
-    Table,
-    linked,
-    number,
-    path,
-    seconds,
-    span,
-    status,
-)
+from toc.console.shown import Block, Content, Note, Picture, Table, columns, path, span
 from toc.console.view import CLUSTER_SECONDS, View, page
 from toc.model.access import Action
 
@@ -33,14 +20,9 @@ PLACES = {
 }
 """Where a finding about something leads."""
 COUNTS = ("scheduled", "prepared", "dead")
-HELD = (
-    Column("topic", "Topic", link="/console/topics/{topic}"),
-    Column("scheduled", "Scheduled", number),
-    Column("prepared", "Taken", number),
-    Column("dead", "Dead", number, "/console/dead?topic={topic}"),
-    Column("overdue", "Overdue", seconds),
-    Column("unowned", "Slots without owner", number, "/console/topics/{topic}"),
-    Column("unread", "Slots not read", number),
+HELD = columns(
+    "topic, scheduled, prepared: Taken, dead, overdue, unowned: Slots without owner, unread: Slots not read",
+    dead="/console/dead?topic={topic}",
 )
 
 
@@ -53,13 +35,7 @@ def _place(one: Mapping[str, Any]) -> str:
     return where or path(PLACES.get(one["part"], ""), one)
 
 
-FINDINGS = (
-    Column("level", "Level", status),
-    Column("part", "Part"),
-    Column("place", "Of", linked),
-    Column("what", "Finding"),
-    Column("do", "What to do"),
-)
+FINDINGS = columns("level, part, place: Of, what: Finding, do: What to do")
 
 
 async def findings(view: View, *levels: str) -> tuple[list[Block], int | None]:
@@ -88,10 +64,7 @@ def by_topic(slots: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-DUE = (
-    Column("topic", "Topic", link="/console/topics/{topic}"),
-    *(Column(name, name.capitalize(), number) for name in ("overdue", "hour", "day", "week", "later")),
-)
+DUE = columns("topic, overdue: Overdue, hour, day, week, later")
 DUE_SECONDS = 5.0
 
 

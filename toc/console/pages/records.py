@@ -2,102 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from toc.console.pages.tasks import carried
-from toc.console.shown import (
-    Cell,
-    Column,
-    Content,
-    Facts,
-    Form,
-    Table,
-    document,
-    flag,
-    harmless,
-    names,
-    number,
-    seconds,
-    status,
-    time,
-)  # fmt: skip
+from toc.console.shown import Content, Facts, Form, Table, columns
 from toc.console.view import View, fields_of, page
 from toc.model.access import Action
 
-SCHEDULES = (
-    Column("name", "Schedule", link="/console/schedules/{name}"),
-    Column("topic", "Topic", link="/console/topics/{topic}"),
-    Column("cron", "Cron"),
-    Column("zone", "Zone"),
-    Column("every", "Every", seconds),
-    Column("paused", "Paused", flag),
-    Column("next_time", "Next", time),
-    Column("fired", "Fired", number),
-    Column("skipped", "Skipped", number),
-    Column("missed", "Missed", number),
+SCHEDULES = columns(
+    "name: Schedule, topic, cron, zone, every, paused, next_time: Next, fired, skipped, missed",
+    name="/console/schedules/{name}",
 )
-SCHEDULE = (
-    *SCHEDULES[1:],
-    Column("anchor", "Begins", time),
-    Column("dst", "When the clock changes"),
-    Column("missed_policy", "After a stop"),
-    Column("window", "Longest stop that is made up for", seconds),
-    Column("overlap", "If the one before runs"),
-    Column("jitter", "Jitter", seconds),
-    Column("missed_at", "Last missed", time),
-    Column("buffered", "Waits for the one before", time),
-    Column("last_job_id", "Last task", link="/console/tasks/{last_job_id}"),
-    Column("stuck", "Stuck"),
-    Column("created", "Created", time),
-    Column("modified", "Changed", time),
+SCHEDULE = columns(
+    "topic, cron, zone, every, anchor: Begins, paused, next_time: Next, dst: When the clock changes, "
+    "missed_policy: After a stop, window: Longest stop that is made up for, "
+    "overlap: If the one before runs, jitter, fired, skipped, missed, missed_at: Last missed, "
+    "buffered: Waits for the one before, last_job_id: Last task, stuck, created, modified: Changed"
 )
-
-
-def nominal(value: Any) -> Cell:
-    """Show a time with the offset of its zone."""
-    at = harmless(value)
-    return Cell(f"{at[:19].replace('T', ' ')} {at[23:] or 'Z'}", "time", iso=at)
-
-
-FIRES = (Column("nominal", "By its clock", nominal), Column("due", "In UTC", time))
-TARGETS = (
-    Column("name", "Target", link="/console/targets/{name}"),
-    Column("url", "URL"),
-    Column("paused", "Paused", flag),
-    Column("concurrency", "Concurrency", number),
-    Column("rate", "Rate", number),
-    Column("timeout", "Timeout", seconds),
+FIRES = columns("nominal: By its clock, due: In UTC")
+TARGETS = columns(
+    "name: Target, url: URL, paused, concurrency, rate, timeout", name="/console/targets/{name}"
 )
-TARGET = (
-    *TARGETS[1:],
-    Column("topics", "Topics", names),
-    Column("headers", "Headers", names),
-    Column("dead_on", "Dead on", names),
-    Column("paused_by", "Paused by"),
-    Column("paused_why", "Paused because"),
-    Column("previous_until", "Also signs with its former secret until", time),
-    Column("created", "Created", time),
-    Column("modified", "Changed", time),
+TARGET = columns(
+    "url: URL, paused, concurrency, rate, timeout, topics, headers, dead_on, paused_by, "
+    "paused_why: Paused because, previous_until: Also signs with its former secret until, created, "
+    "modified: Changed"
 )
-TOKENS = (
-    Column("name", "Token"),
-    Column("roles", "Roles", names),
-    Column("topics", "Topics", names),
-    Column("rate", "Rate", number),
-    Column("expires_at", "Expires", time),
-    Column("revoked_at", "Revoked", time),
-    Column("created_by", "Made by"),
-    Column("created", "Made", time),
+TOKENS = columns(
+    "name: Token, roles, topics, rate, expires_at: Expires, revoked_at: Revoked, created_by: Made by, "
+    "created: Made"
 )
-ACTIONS = (
-    Column("at", "When", time),
-    Column("by", "Who"),
-    Column("action", "Action"),
-    Column("target", "On"),
-    Column("outcome", "Outcome", status),
-    Column("details", "Details", document),
-    Column("result", "Result", document),
-)
+ACTIONS = columns("at: When, by: Who, action, target: On, outcome, details, result")
 
 
 @page("schedules", Action.READ_SCHEDULES, menu="Schedules")

@@ -7,68 +7,24 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from toc.console.shown import (
-    Block,
-    Column,
-    Content,
-    Facts,
-    Field,
-    Form,
-    Lines,
-    Note,
-    Table,
-    flag,
-    following,
-    ident,
-    number,
-    path,
-    seconds,
-    status,
-    time,
-)  # fmt: skip
+from toc.console.shown import Block, Content, Facts, Field, Form, Lines, Note, Table, columns, following, path
 from toc.console.view import CLUSTER_SECONDS, Redirect, View, fields_of, page
 from toc.gateway.calls import Answer
 from toc.model.access import Action
 
 ON_PAGE = "50"
-COLUMNS = (
-    Column("job_id", "Task", ident, "/console/tasks/{job_id}"),
-    Column("topic", "Topic", link="/console/topics/{topic}"),
-    Column("biz_id", "biz_id"),
-    Column("status", "Status", status),
-    Column("action_time", "Due", time),
-    Column("next_time", "Next try", time),
-    Column("ended", "Ended", time),
-    Column("failed_tries", "Failed tries", number),
-    Column("last_error", "Last error"),
-    Column("unreadable", "Damage"),
+COLUMNS = columns(
+    "job_id: Task, topic, biz_id, status, action_time: Due, next_time: Next try, ended, failed_tries, "
+    "last_error, unreadable: Damage"
 )
-TASK = (
-    *COLUMNS[1:2],
-    Column("biz_id", "biz_id", link="/console/tasks?biz_id={biz_id}"),
-    *COLUMNS[3:8],
-    Column("tries", "Tries of its own", number),
-    Column("crashes", "Crashes", number),
-    Column("version", "Version", number),
-    Column("dedup_key", "dedup_key"),
-    Column("expires_at", "Expires", time),
-    Column("expired", "Expired", flag),
-    Column("body_length", "Body, bytes", number),
+TASK = columns(
+    "topic, biz_id, status, action_time: Due, next_time: Next try, ended, failed_tries, "
+    "tries: Tries of its own, crashes, version, dedup_key, expires_at: Expires, expired, "
+    "body_length: Bytes of its body, created: Stored, modified: Changed",
+    biz_id="/console/tasks?biz_id={biz_id}",
 )
-LIFE = (
-    Column("at", "When", time),
-    Column("what", "What"),
-    Column("status", "HTTP status", number),
-    Column("seconds", "Took", seconds),
-    Column("error", "Error or answer"),
-)
-RUNNING = (
-    Column("job_id", "Task", ident, "/console/tasks/{job_id}"),
-    Column("slot", "Slot"),
-    Column("host", "Host"),
-    Column("owner", "Worker"),
-    Column("since", "Since", time),
-)
+LIFE = columns("at: When, what, status: HTTP status, seconds: Took, error: Error or answer")
+RUNNING = columns("job_id: Task, slot, host, owner: Worker, since")
 JOB_ID = re.compile(r"[1-9][0-9]{0,18}")
 
 

@@ -4,48 +4,19 @@ from __future__ import annotations
 
 from toc.console.pages.cluster import SLOTS, by_host
 from toc.console.pages.overview import HELD, by_topic, due
-from toc.console.shown import (
-    Block,
-    Column,
-    Content,
-    Facts,
-    Note,
-    Table,
-    flag,
-    ident,
-    number,
-    path,
-    seconds,
-    status,
-    time,
-)
+from toc.console.shown import Block, Content, Facts, Note, Table, columns, path
 from toc.console.view import CLUSTER_SECONDS, View, page
 from toc.model.access import Action
 
-COLUMNS = (
-    Column("name", "Topic", link="/console/topics/{name}"),
-    Column("delivery", "Delivery", status),
-    Column("topic_type", "Type"),
-    Column("paused", "Paused", flag),
-    Column("slot_amount", "Slots", number),
-    Column("retries", "Tries", number),
+COLUMNS = columns(
+    "name: Topic, delivery, topic_type: Type, paused, slot_amount: Slots, retries: Tries",
+    name="/console/topics/{name}",
 )
-POLICIES = (
-    *COLUMNS[1:],
-    Column("biz_type", "biz_type", ident),
-    Column("closed", "Closed to submits", flag),
-    Column("backoff", "Backoff"),
-    Column("backoff_base", "First wait", seconds),
-    Column("backoff_cap", "Longest wait", seconds),
-    Column("prepare_timeout", "Prepare timeout", seconds),
-    Column("max_runtime", "Longest run", seconds),
-    Column("horizon", "Horizon", seconds),
-    Column("retention", "Retention", seconds),
-    Column("expires_in", "Expires after", seconds),
-    Column("concurrency", "Concurrency", number),
-    Column("target", "Target", link="/console/targets/{target}"),
-    Column("resume_rate", "Resume rate", number),
-    Column("resumed_at", "Resumed", time),
+POLICIES = columns(
+    "delivery, topic_type: Type, paused, slot_amount: Slots, retries: Tries, biz_type: biz_type, closed, "
+    "backoff, backoff_base: First wait, backoff_cap: Longest wait, prepare_timeout, max_runtime, horizon, "
+    "retention, expires_in, concurrency, target, resume_rate, resumed_at: Resumed, paused_at: Paused since",
+    target="/console/targets/{target}",
 )
 
 
