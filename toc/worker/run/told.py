@@ -19,7 +19,7 @@ from types import TracebackType
 
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
-from toc.model.errors import TocError
+from toc.model.errors import TocError, UnreadableTask
 from toc.model.handler import Handler
 from toc.model.raised import Postponed, raised
 from toc.model.sharding import first_job_id
@@ -75,7 +75,8 @@ class Submissions:
         for row in self._store.selections.submitted(self._after, MOST):
             topic = self._catalog.of_type(row.biz_type)
             if topic is not None:
-                self.tell(row.to_task(topic.name))
+                with suppress(UnreadableTask):
+                    self.tell(row.to_task(topic.name))
         with self._lock:
             self._after = max(self._after, before)
             self._told = {job_id for job_id in self._told if job_id > self._after}
