@@ -31,6 +31,7 @@ from toc.worker.daemon.processes import Child
 from toc.worker.daemon.start import check_servers
 from toc.worker.daemon.successors import RESTART_CAP_SECONDS
 from toc.worker.guards import copies
+from toc.worker.run.handler_loop import NAME
 from toc.worker.worker import Worker
 
 log = get_logger(__name__)
@@ -40,6 +41,8 @@ AGAIN_SECONDS = 1.0
 LATE_SECONDS = 10.0
 """How long after the shutdown deadline ``stop`` waits."""
 COMPLAIN_SECONDS = 60.0
+HANDLERS = f"{PREFIX}handler-", f"{PREFIX}{NAME}"
+"""How the names of threads that run handlers begin."""
 
 
 _working: dict[int, object] = {}
@@ -53,8 +56,7 @@ class _Life(Child):
         ours, theirs = socket.socketpair()
         super().__init__(ControlPipe(ours), name, 0, os.getpid())
         self._presence = Presence(name)
-        handlers = f"{PREFIX}handler-"
-        self.lost_threads = sum(thread.name.startswith(handlers) for thread in threading.enumerate())
+        self.lost_threads = sum(thread.name.startswith(HANDLERS[0]) for thread in threading.enumerate())
         self._theirs = theirs
         self.worker = Worker(center, name, ControlPipe(theirs), threads=threads, identity=identity)
         threading.Thread(target=self._run, name="toc-worker", daemon=True).start()
@@ -216,7 +218,7 @@ class EmbeddedWorker:
     def stop(self) -> None:
         """Take nothing more, and wait for running handlers until the shutdown deadline. May be called
         twice, not by a handler: InvalidInput."""
-        if self._thread is not None and threading.current_thread().name.startswith(PREFIX):
+        if self._thread is not None and threading.current_thread().name.startswith(HANDLERS):
             raise InvalidInput("stop() waits for handlers: call it outside of them, such as after an event")
         thread, self._thread = self._thread, None
         if thread is None or self._keeper is None or self._pid != os.getpid():

@@ -186,10 +186,16 @@ def test_a_handler_that_would_wait_for_itself_is_told_so(shop: Shop) -> None:
         except InvalidInput as exc:
             told.append(str(exc))
 
+    @shop.center.handler("order.end")
+    async def end(task: Task) -> None:
+        stop(task)
+
     shop.center.store.topics.create(Topic("order.stop", 3, 1))
+    shop.center.store.topics.create(Topic("order.end", 4, 1))
     with shop.center.worker() as worker:
-        shop.ended(shop.center.submit("order.stop", biz_id=1, delay=0.1))
-        assert ["outside of them" in text for text in told] == [True]
+        tasks = [NewTask("order.stop", 1, 0.1), NewTask("order.end", 1, 0.1)]
+        shop.ended(*shop.center.submit_many(tasks))
+        assert ["outside of them" in text for text in told] == [True, True]
 
 
 def test_what_cannot_be_is_refused(shop: Shop, system: System) -> None:
