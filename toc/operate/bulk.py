@@ -18,7 +18,9 @@ from toc.model.task import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.model.topic import Slot
 from toc.model.verdict import entry_score
 from toc.operate.audit import audited, tasks_chosen
+from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter
+from toc.sdk.indexing import Indexing
 
 CHUNK = 500
 """At most this many tasks per step: transactions and scripts stay short."""
@@ -166,12 +168,16 @@ def purge_some(center: TimeoutCenter, job_ids: Sequence[int]) -> tuple[int, int,
 
 
 def cancel(center: TimeoutCenter, job_ids: Sequence[int], rate: float | None = None) -> Iterator[BulkStep]:
-    """Cancel tasks one by one. Counts the outcomes by name."""
+    """Cancel tasks. Counts the outcomes by name."""
     counts: Counter[str] = Counter({outcome.value: 0 for outcome in CancelOutcome})
     for done, chunk in paced(job_ids, rate):
-        for job_id in chunk:
-            counts[center.cancel(job_id).value] += 1
+        counts.update(outcome.value for outcome in cancel_some(center, chunk).values())
         yield BulkStep(done, dict(counts))
+
+
+def cancel_some(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
+    """Cancel at most CHUNK tasks, in one transaction per server. Returns the outcome of each."""
+    return Changes(lambda: center.store, Indexing(center), lambda: center.clock).cancel(job_ids)
 
 
 def reschedule(

@@ -110,7 +110,7 @@ def job_record(job: BulkJob, now_ms: int) -> dict[str, Any]:
 
 
 def _cancel(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> dict[int, str]:
-    return {job_id: center.cancel(job_id).value for job_id in job_ids}
+    return {job_id: outcome.value for job_id, outcome in bulk.cancel_some(center, job_ids).items()}
 
 
 def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> dict[int, str]:

@@ -27,6 +27,7 @@ from toc.model.wire import parse_instant as instant_of
 from toc.operate.bulk_jobs import STEP, BulkRunner
 from toc.operate.operation import Doing, Operation, Record
 from toc.operate.operations import bulk
+from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.bulk import LEASE_MS, BulkTable
 from toc.store.servers.server import Statement
@@ -139,12 +140,12 @@ def test_a_task_that_fails_harms_itself_alone(system: System, monkeypatch: pytes
     center = system.center
     job_ids = submitted(center, 150)
 
-    def cancel(center: TimeoutCenter, job_id: int, real: Any = TimeoutCenter.cancel) -> Any:
-        if job_id == job_ids[7]:
+    def cancel(changes: Changes, chosen: Any, real: Any = Changes.cancel) -> Any:
+        if job_ids[7] in chosen:
             raise KeyError("a bug, with a secret")
-        return real(center, job_id)
+        return real(changes, chosen)
 
-    monkeypatch.setattr(TimeoutCenter, "cancel", cancel)
+    monkeypatch.setattr(Changes, "cancel", cancel)
     job = run(center, make(center, bulk.cancel))
     assert job["counts"] == {"cancelled": 149, "failed": 1}
     assert job["error"] == f"task {job_ids[7]}: the gateway failed; its log tells more"
