@@ -335,6 +335,37 @@ def test_jobs_are_kept_for_their_time_and_go_with_their_tasks(system: System) ->
     assert run(center, running)["counts"] == {"purged": 3}
 
 
+@pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to hang up")
+def test_while_the_first_database_is_away_nothing_is_done_twice_and_then_it_goes_on(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+) -> None:
+    with Proxy(mariadb.port) as proxy:
+        first = make_url(mariadb.url).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
+        urls = [first.render_as_string(hide_password=False), mariadb.url]
+        system = small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls)
+        try:
+            system.create_topics()
+            center = system.center
+            job_ids = submitted(center, 300)
+            name = make(center, bulk.reschedule, delay=86_400.0, rate=1000)
+            runner = BulkRunner(center)
+            runner.run_once()
+            proxy.refuse()
+            for _ in range(3):
+                runner.run_once()  # it neither raises nor goes on
+            with pytest.raises(StoreUnavailable):
+                act(center, bulk.show, name=name)
+            proxy.accept()
+            assert until(lambda: center.store.away(0) is None)
+            free_leases(center)
+            assert run(center, name, runner)["counts"] == {"rescheduled": 300}
+            assert {row.version for row in center.store.read(job_ids).values()} <= {1, 2}, (
+                "a step was repeated"
+            )
+        finally:
+            system.stop()
+
+
 # --- at gateways
 
 
