@@ -134,8 +134,8 @@ class DueWalk:
                 known = self._catalog.known_type(biz_type) is not None
                 walk.groups[biz_type if known else OTHERS, span] += count
                 rows += count
-            if page.last is not None:
-                walk.place = walk.place._replace(after=page.last)
+            if page.following is not None:
+                walk.place = walk.place._replace(at=page.following)
                 continue
             del due.walks[table]
             counted = listed(part, walk.place.now_ms // part.length, walk.groups)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from operator import add
 from typing import NamedTuple
 
 from toc.model.documents import parse_object
@@ -89,7 +90,9 @@ def read(text: str) -> Counted:
     """Return what ``write`` wrote. Raises InvalidDocument."""
     found = parse_object(text)
     try:
-        spans = {int(biz_type): list(map(int, counts)) for biz_type, counts in found["topics"].items()}
+        spans = {int(biz_type): [*counts] for biz_type, counts in found["topics"].items()}
+        for counts in spans.values():
+            int(sum(counts))  # what is no number raises an error
         return Counted(int(found["first"]), spans)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise InvalidDocument(f"it is no count of due tasks ({type(exc).__name__})") from None
@@ -101,15 +104,14 @@ def total(part: Part, counts: Iterable[Counted], now_ms: int, spans: int) -> Spa
     Those that are over are left out. What is due after the last one counts in FAR as outside.
     """
     first = now_ms // part.length
-    sums: Spans = {}
+    added: Spans = {}
     for counted in counts:
         shift = counted.first - first
+        start = 1 + max(shift, 0)
         for biz_type, own in counted.spans.items():
-            into = sums.setdefault(biz_type, [0] * (spans + 1))
-            into[0] += sum(own[:1])
-            for place, count in enumerate(own[1:], 1 + shift):
-                if 0 < place <= spans:
-                    into[place] += count
-                elif place > spans and part is FAR:
-                    into[0] += count
-    return sums
+            into = added.setdefault(biz_type, [0] * (spans + 1))
+            ahead = own[1 + max(-shift, 0) :]
+            shown = ahead[: max(spans + 1 - start, 0)]
+            into[start : start + len(shown)] = map(add, into[start:], shown)
+            into[0] += sum(own[:1]) + (sum(ahead[len(shown) :]) if part is FAR else 0)
+    return added

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
+from fault.kit.proxy import Proxy
 from harness.rows import insert_many
-from integration.store.conftest import Place
+from integration.store import conftest
+from sqlalchemy import create_engine
+from sqlalchemy.engine import make_url
 
 from toc.maintenance import due_walk
 from toc.maintenance.due_walk import PERIOD_SECONDS, SHARE, DueWalk
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.due import FAR, HOURS, MINUTES, MOST_TOPICS, NEAR, OTHERS, Part, read, total
-from toc.model.sharding import table_of_job
+from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.observe.board import own_board
 from toc.observe.metrics import PENDING
+from toc.operate.due import OLD_MS, due
+from toc.store.servers.mysql import MySqlServer
+from toc.store.servers.server import Result, Statement
 from toc.store.store import Store
+from toc.store.tasks.due_counts import Place
+from toc.store.tasks.scan import Position
 
 NewRow = Callable[..., TaskRow]
 
@@ -165,7 +173,7 @@ def test_of_many_topics_the_largest_are_told_apart(fresh_store: Store, new_row: 
 
 
 def test_a_table_that_is_away_keeps_its_counts_and_holds_up_no_other(
-    place: Place, fresh_store: Store, new_row: NewRow
+    place: conftest.Place, fresh_store: Store, new_row: NewRow
 ) -> None:
     walking = Walking(fresh_store)
     walking.round()
@@ -239,3 +247,79 @@ def test_a_metric_has_the_same_numbers_of_the_tables_that_are_swept_here(
     walking.mine = frozenset()
     walking.round()
     assert told("t8") == told("?") == [0] * 5
+
+
+def test_a_page_of_one_instant_reads_no_more_than_its_rows(
+    mysql_place: conftest.Place, mysql_store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = BizId.of(42).crc % mysql_place.tables
+    insert_many(mysql_store, [new_row(42, next_time=NOW + MINUTE) for _ in range(3000)])
+    engine = create_engine(mysql_place.root_url, isolation_level="AUTOCOMMIT")
+    name = mysql_store.name_of(table)
+    place, limit, reads = Place(Position(0), NOW), 50, []
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"ANALYZE TABLE {name}")
+
+        def counted(_server: MySqlServer, statements: Sequence[Statement], **_: object) -> list[Result]:
+            results = []
+            for statement in statements:
+                connection.exec_driver_sql("FLUSH STATUS")
+                rows = connection.exec_driver_sql(statement.sql).all()
+                status = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all()
+                reads.append(sum(int(value) for _, value in status))
+                results.append(Result(rows, 0))
+            return results
+
+        monkeypatch.setattr(MySqlServer, "run", counted)
+        found = 0
+        while True:
+            page = mysql_store.due_counts.page({table: place}, NEAR, limit)[table]
+            found += sum(page.groups.values())
+            if page.following is None:
+                break
+            place = place._replace(at=page.following)
+    engine.dispose()
+    assert found >= 3000
+    assert max(reads) <= 3 * limit
+
+
+def test_what_a_server_that_is_away_holds_is_missing_by_name_and_the_rest_stands(
+    mysql_place: conftest.Place, mysql_store: Store, new_row: NewRow, proxy: Proxy
+) -> None:
+    rows = [new_row(next_time=NOW + 30 * MINUTE, biz_type=7) for _ in range(60)]
+    insert_many(mysql_store, rows)
+    walking = Walking(mysql_store)
+    walking.round()
+    before = due(mysql_store, NOW)
+    assert before.missing == []
+    away = make_url(mysql_place.urls[1]).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
+    urls = [mysql_place.urls[0], away.render_as_string(hide_password=False)]
+    proxy.close()
+    store = mysql_place.open(urls=urls)
+    try:
+        found = due(store, NOW)
+        own = store.tables_of_server()
+        assert [one["table"] for one in found.missing] == sorted(map(store.name_of, own[1]))
+        assert {one["age"] for one in found.missing} == {None}
+        there = mysql_store.due_counts.kept(own[0])
+        counts = [read(one.counts) for kept in there.values() for one in kept if one.part == NEAR.name]
+        assert found.minutes == total(NEAR, counts, NOW, MINUTES)
+        assert sum(found.minutes[7]) < sum(before.minutes[7])
+    finally:
+        store.close()
+
+
+def test_counts_that_are_old_or_not_understood_are_named(fresh_store: Store) -> None:
+    walking = Walking(fresh_store)
+    walking.round()
+    kept = fresh_store.due_counts.keep
+    assert kept(NEAR, {0: ('{"first":1,"topics":{}}', OLD_MS + 60_000), 1: ("nonsense", 0)}) == {}
+    assert kept(FAR, {2: ('{"first":1,"topics":{"7":["x"]}}', 0)}) == {}
+    found = due(fresh_store, NOW)
+    old, *others = sorted(found.missing, key=lambda one: one["table"][-4:])
+    assert old["table"] == fresh_store.name_of(0)
+    assert (old["error"], old["age"] > OLD_MS / 1000) == ("old", True)
+    assert [one["table"] for one in others] == [fresh_store.name_of(1), fresh_store.name_of(2)]
+    oldest = found.oldest[NEAR.name]
+    assert oldest is not None
+    assert oldest[1] == fresh_store.name_of(0)

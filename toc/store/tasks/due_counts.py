@@ -14,7 +14,7 @@ from toc.model.task import TaskStatus
 from toc.store.servers.server import DatabaseServer, Statement
 from toc.store.servers.shards import Answers, Shards, Trouble
 from toc.store.tasks import rows as sql
-from toc.store.tasks.scan import Position, after
+from toc.store.tasks.scan import Position
 
 PENDING = TaskStatus.PENDING
 FOREVER_MS = 253_370_764_800_000
@@ -22,18 +22,19 @@ FOREVER_MS = 253_370_764_800_000
 
 
 class Place(NamedTuple):
-    """Where the count of a table is: after this Position. ``now_ms``: when it began."""
+    """Where the count of a table is. ``at``: what is due from then on is left or, if it has a job_id, what
+    follows it at that instant, and then the rest. ``now_ms``: when the count began."""
 
-    after: Position
+    at: Position
     now_ms: int
 
 
 class Page(NamedTuple):
-    """The counts of a page, by biz_type and number of the span, and the place of its last row; None if it
-    was the last page. The span OTHERS holds what was due already."""
+    """The counts of a page, by biz_type and number of the span, and where the next one begins; None after
+    the last. The span OTHERS holds what was due already."""
 
     groups: dict[tuple[int, int], int]
-    last: Position | None
+    following: Position | None
 
 
 class StoredCount(NamedTuple):
@@ -54,29 +55,30 @@ class DueCounts:
         """Count up to ``limit`` pending rows of a part of each table, from its Place on."""
 
         def send(server: DatabaseServer, tables: Mapping[int, Place]) -> dict[int, Page]:
-            due = {
-                table: f"{self._shards.names[table]} WHERE {after(server, PENDING, place.after)} "
-                f"AND next_time<{server.instant(_end(part, place.now_ms))}"
-                for table, place in tables.items()
-            }
-            # Where the page of a table with more rows ends. Only then a range of the index is counted: a
-            # page of it with a LIMIT would be a table of its own.
+            names = self._shards.names
+            ranges = {table: _range(server, part, place) for table, place in tables.items()}
+            # Where the page ends, if there are more rows. A page with a LIMIT would be a table of its own.
             last = [
                 f"SELECT {server.joined([f'{table:d}', server.milliseconds('next_time'), 'job_id'])} "
-                f"FROM {rows} ORDER BY next_time,job_id LIMIT 1 OFFSET {limit - 1:d}"
-                for table, rows in due.items()
+                f"FROM {names[table]} WHERE {where} "
+                f"ORDER BY status,next_time,job_id LIMIT 1 OFFSET {limit - 1:d}"
+                for table, where in ranges.items()
             ]
             found = sql.number_rows(server.run(sql.unions(server, last), outwait=False), 3)
-            ends = {table: Position(*place) for table, *place in found}
+            ends = {table: Position(*end) for table, *end in found}
+            pages = {}
+            for table, place in tables.items():
+                more, following = _cut(server, place.at, ends.get(table))
+                ranges[table] += more
+                pages[table] = Page({}, following)
             span = server.whole(server.milliseconds("next_time"), part.length)
             counts = [
                 f"SELECT {server.joined([f'{table:d}', 'biz_type', 'span', 'n'])} FROM "
                 f"(SELECT biz_type,CASE WHEN next_time<{server.instant(tables[table].now_ms)} "
-                f"THEN {OTHERS:d} ELSE {span} END AS span,COUNT(*) AS n FROM {rows}"
-                f"{_up_to(server, ends.get(table))} GROUP BY biz_type,span) AS counted"
-                for table, rows in due.items()
+                f"THEN {OTHERS:d} ELSE {span} END AS span,COUNT(*) AS n FROM {names[table]} "
+                f"WHERE {where} GROUP BY biz_type,span) AS counted"
+                for table, where in ranges.items()
             ]
-            pages = {table: Page({}, ends.get(table)) for table in tables}
             for table, biz_type, number, count in sql.number_rows(
                 server.run(sql.unions(server, counts), outwait=False), 4
             ):
@@ -130,14 +132,24 @@ class DueCounts:
         return self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), send).joined()
 
 
-def _end(part: Part, now_ms: int) -> int:
-    """When the rows of a part end that are counted from now on (ms)."""
-    return (now_ms // part.length + part.spans) * part.length if part is NEAR else FOREVER_MS
+def _range(server: DatabaseServer, part: Part, place: Place) -> str:
+    """The condition for the rows that follow: one range of the index."""
+    instant, job_id = server.instant(place.at.next_time), place.at.job_id
+    if job_id:
+        # With one status MariaDB may read all rows of the instant up to these. No row has -1.
+        return f"status IN (-1,{PENDING:d}) AND next_time={instant} AND job_id>{job_id:d}"
+    end = (place.now_ms // part.length + part.spans) * part.length if part is NEAR else FOREVER_MS
+    return f"status={PENDING:d} AND next_time>={instant} AND next_time<{server.instant(end)}"
 
 
-def _up_to(server: DatabaseServer, last: Position | None) -> str:
-    """The condition for rows up to the last one of a page."""
-    if last is None:
-        return ""
-    instant = server.instant(last.next_time)
-    return f" AND (next_time<{instant} OR (next_time={instant} AND job_id<={last.job_id:d}))"
+def _cut(server: DatabaseServer, at: Position, end: Position | None) -> tuple[str, Position | None]:
+    """Return the condition that ends a page of these rows, whose last one is ``end``, and where the next
+    page begins; None if there is none.
+
+    A page ends before the rows of an instant, unless it begins with them.
+    """
+    if end is None:  # these are all
+        return "", Position(at.next_time + 1) if at.job_id else None
+    if end.next_time > at.next_time:
+        return f" AND next_time<{server.instant(end.next_time)}", Position(end.next_time)
+    return f" AND next_time={server.instant(end.next_time)} AND job_id<={end.job_id:d}", end

@@ -140,7 +140,7 @@ class Scans:
             columns = [_column(server, name) for name in DueRow._fields]
             selects = [
                 f"SELECT {server.joined([f'{table:d}', *columns])} FROM {names[table]} "
-                f"WHERE {after(server, what.status, position)} AND next_time<{end}{what.where}"
+                f"WHERE {_after(server, what.status, position)} AND next_time<{end}{what.where}"
                 f"{self._at_home(table) if what.at_home else ''} "
                 f"ORDER BY next_time,job_id LIMIT {what.limit:d}"
                 for table, position in part.items()
@@ -208,7 +208,7 @@ def _column(server: DatabaseServer, name: str) -> str:
     return "COALESCE(body_length,-1)" if name == "body_length" else sql.column(server, name)
 
 
-def after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
+def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
     """The condition for rows of a status after a Position, as two ranges of the index."""
     instant = server.instant(start.next_time)
     if not start.job_id:
