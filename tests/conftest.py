@@ -94,7 +94,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-LONGEST = ("spec", "property", "fault", "system", "coordination", "integration")
+LONGEST = ("spec", "property", "browser", "fault", "system", "coordination", "integration")
 """Folders of long tests, the longest first (right under integration/ are those of demo and examples)."""
 
 

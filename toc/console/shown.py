@@ -101,7 +101,7 @@ def shown(value: Any, key: str = "") -> Cell:
     if isinstance(value, bool):
         return Cell("yes", level="warn") if value else Cell("no", level="quiet")
     if key in _IDS:
-        return Cell(harmless(value), "id")
+        return Cell(harmless(value), "id" if str(value).isdecimal() else "")
     if isinstance(value, int | float):
         return Cell(span(value), "number") if key in _DURATIONS else number(value)
     if isinstance(value, list):

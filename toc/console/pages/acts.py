@@ -24,6 +24,7 @@ from toc.console.shown import (
     Table,
     columns,
     following,
+    harmless,
     number,
     path,
     shown,
@@ -103,7 +104,7 @@ async def _made(view: View, act: Act, where: Mapping[str, str], body: Mapping[st
 
 def _title(act: Act, values: Mapping[str, str]) -> str:
     what = " ".join(values[name] for name in (*act.in_path, *act.given) if values.get(name))
-    return f"{act.title}: {what}" if what else act.title
+    return f"{act.title}: {harmless(what)}" if what else act.title
 
 
 async def _form(view: View, act: Act, values: Mapping[str, str], problem: Problem | None = None) -> Content:
