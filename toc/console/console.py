@@ -24,14 +24,12 @@ from toc.console.assets import STATIC, Assets
 from toc.console.pages import PAGES
 from toc.console.sessions import COOKIE, Session, Sessions
 from toc.console.shown import Content, Note, following, span
-from toc.console.view import Page, Readings, Redirect, View
+from toc.console.view import Page, Readings, Redirect, View, problem_for
 from toc.gateway.app import CONSOLE
 from toc.gateway.calls import Answer, forbidden
-from toc.gateway.connections import ClientGone
 from toc.gateway.exchange import Exchange, Scope
 from toc.gateway.problems import (
     FORBIDDEN,
-    INTERNAL,
     METHOD,
     NOT_FOUND,
     RATE,
@@ -39,12 +37,11 @@ from toc.gateway.problems import (
     TOO_LARGE,
     UNAUTHENTICATED,
     Problem,
-    problem_of,
 )
 from toc.gateway.service import Service
 from toc.model.access import Access
 from toc.model.errors import BodyTooLarge, TocError
-from toc.observe.log import get_logger, stack
+from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 
@@ -104,7 +101,7 @@ class Console:
                 return self._stranger(method, scope, exchange)
             return await self._of_session(session, method, scope, exchange)
         except Exception as exc:
-            problem = _problem(exc)
+            problem = problem_for(exc)
         kind = problem.kind
         note = Note(text=f"{problem.detail}.", level="bad")
         return self._html(
@@ -254,7 +251,7 @@ class Console:
         try:
             content = await found.do(view)
         except Exception as exc:
-            content = Content("", [Note(text=f"{_problem(exc).detail}.", level="bad")])
+            content = Content("", [Note(text=f"{problem_for(exc).detail}.", level="bad")])
         acts = offered(found, view, content) if isinstance(content, Content) and content.title else []
         return self._render(
             "blocks.html", content=content, csrf=view.session.csrf, now_ms=view.now_ms, acts=acts
@@ -276,18 +273,6 @@ class Console:
         policy = _POLICY.format(nonce=nonce)
         more = {**_SAFE, **headers, "content-security-policy": policy}
         return Answer(text.encode("utf-8", "replace"), status, "text/html; charset=utf-8", headers=more)
-
-
-def _problem(error: Exception) -> Problem:
-    """Return what a page says of an error; of one that should not be, the log tells more."""
-    if isinstance(error, Problem):
-        return error
-    if isinstance(error, ClientGone):
-        raise error
-    if isinstance(error, TocError):
-        return problem_of(error)
-    log.error("page_failed", stack=stack(error))
-    return Problem(INTERNAL, "the console failed; the gateway's log tells more")
 
 
 def _menu(session: Session | None) -> list[Page]:

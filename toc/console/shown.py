@@ -81,10 +81,11 @@ _LEVELS = {
     "warn": "warn", "moving": "warn", "unknown": "warn", "interrupted": "warn",
 }  # fmt: skip
 _STATES = {"status", "state", "outcome", "level", "delivery"}
-_IDS = {"job_id", "last_job_id", "biz_id", "biz_type"}
+_IDS = {"job_id", "last_job_id", "worst_job_id", "biz_id", "biz_type"}
 _DURATIONS = {
     "overdue", "seconds", "backoff_base", "backoff_cap", "prepare_timeout", "max_runtime", "horizon",
-    "retention", "expires_in", "every", "window", "jitter", "timeout",
+    "retention", "expires_in", "every", "window", "jitter", "timeout", "worst_seconds", "lateness_p50",
+    "lateness_p99",
 }  # fmt: skip
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}(Z|[+-]\d\d:\d\d)")
 _LINKS = {
@@ -229,6 +230,33 @@ class Picture(Block):
             for i, value in enumerate(self.values)
             if value
         ]
+
+
+@dataclass(frozen=True)
+class Heat(Block):
+    """How late the starts of each minute were: from ``start`` on the numbers up to each of the ``bounds``
+    (seconds), then those beyond; as a picture, and as a table of the minutes that have any."""
+
+    start: str = ""
+    minutes: Sequence[Sequence[int]] = ()
+    bounds: Sequence[float] = ()
+
+    @property
+    def began(self) -> int:
+        """The first minute, in seconds since 1970."""
+        return int(datetime.fromisoformat(self.start).timestamp())
+
+    @property
+    def rows(self) -> list[tuple[str, Cell, str]]:
+        """Minutes, their starts, and how late the latest was."""
+        first = datetime.fromisoformat(self.start)
+        names = [*(f"up to {span(one)}" for one in self.bounds), f"more than {span(self.bounds[-1])}"]
+        found = []
+        for i, row in enumerate(self.minutes):
+            if counted := [n for n, count in enumerate(row) if count]:
+                at = f"{first + timedelta(minutes=i):%H:%M}"
+                found.append((at, number(sum(row)), names[counted[-1]]))
+        return found
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,14 @@ from toc.console.sessions import Session
 from toc.console.shown import Block, Column, Content, Field, Note, Table, following, span
 from toc.gateway.app import CALLS, invalid
 from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, forbidden
-from toc.gateway.problems import UNAVAILABLE, Problem, problem_of
+from toc.gateway.connections import ClientGone
+from toc.gateway.problems import INTERNAL, UNAVAILABLE, Problem, problem_of
 from toc.gateway.service import Service
 from toc.model.access import CLUSTER_ACTIONS, Access, Action
 from toc.model.errors import TocError
+from toc.observe.log import get_logger, stack
+
+log = get_logger(__name__)
 
 BY_NAME: Mapping[str, HttpCall] = {call.name: call for call in CALLS}
 WAIT_SECONDS = 1.5
@@ -88,11 +92,22 @@ class Readings:
         began = self._service.center.clock.now_ms()
         try:
             one.value, one.at, one.error = (await read()).content, began, ""
-        except (Problem, TocError) as exc:
-            problem = exc if isinstance(exc, Problem) else problem_of(exc)
-            one.error = problem.detail.removesuffix(NOTHING_DONE)
+        except Exception as exc:
+            one.error = problem_for(exc).detail.removesuffix(NOTHING_DONE)
         finally:
             one.reading = None
+
+
+def problem_for(error: Exception) -> Problem:
+    """Return what a page says of an error; of one that should not be, the log tells more."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, ClientGone):
+        raise error
+    if isinstance(error, TocError):
+        return problem_of(error)
+    log.error("page_failed", stack=stack(error))
+    return Problem(INTERNAL, "the console failed; the gateway's log tells more")
 
 
 class Part(NamedTuple):

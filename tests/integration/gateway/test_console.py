@@ -21,6 +21,7 @@ from toc.config import Settings
 from toc.console.pages import PAGES
 from toc.console.sessions import FAILURES
 from toc.model.access import MATRIX, Role
+from toc.model.lateness import Cause, Episode
 from toc.model.topic import Topic
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.secretbox import new_key
@@ -298,7 +299,7 @@ def test_a_first_visit_is_small_on_the_wire(shared: Gateway) -> None:
     page = browser.get("").html
     total += len(page.encode())
     files = set(re.findall(r'(?:src|href)="(/console/static/[^"]+)"', page))
-    assert len(files) == 8
+    assert len(files) == 8, files
     for path in files:
         with browser.asked("GET", path, more={"Accept-Encoding": "gzip, br"}) as answer:
             total += len(answer.read()) + sum(len(f"{key}: {value}") for key, value in answer.headers.items())
@@ -358,6 +359,32 @@ def test_dead_tasks_are_grouped_by_their_errors(shared: Gateway) -> None:
 def test_a_schedule_shows_its_next_times_by_its_clock(shared: Gateway, filled: dict[str, str]) -> None:
     page = Browser(shared).get(f"/{filled['schedules/{name}']}").text
     assert re.search(r"\d{4}-\d\d-\d\d 02:30:00\.000\+0[12]:00", page)
+
+
+def test_numbers_stand_in_pictures_and_in_tables_beside_them(shared: Gateway) -> None:
+    browser = Browser(shared, "read")
+    shared.submit("test.batch", biz_id="soon", delay=600)
+    page = browser.get("")
+    for picture in re.findall(r'<div class="picture[^>]*>', page.html):
+        assert re.search(r'role="img" aria-label="[^"]{20,}"', picture)
+    assert page.html.count('<div class="picture') == page.html.count("<details><summary>The numbers") == 3
+    (minutes,) = re.findall(r'data-minutes="([^"]+)"', page.html)
+    assert [len(row.split(",")) for row in minutes.split(";")] == [18] * 60
+    assert "tasks would wait" not in browser.get("/what-if").text
+    assert "After a pause of 2 h" in browser.get("/what-if?topic=test.batch&pause=7200").text
+    assert browser.get("/what-if?topic=test.batch&pause=-1").status == 422
+
+
+def test_late_tasks_are_listed_with_why(shared: Gateway) -> None:
+    now = shared.system.center.clock.now_ms()
+    one = Episode(
+        7, "test.batch", Cause.BACKLOG, HOSTILE[:60], now - 9000, now, now, 12, 0, 9000, 4711, HOSTILE[:60]
+    )
+    shared.system.center.store.episodes.write([one])
+    browser, said = Browser(shared, "read"), "backlog\ntest.batch\n12\n9 s\n4711"
+    assert until(lambda: said in browser.get("/late").text), "it shows the episode"
+    assert active(browser.get("/late").html) == []
+    assert "test.batch" not in Browser(shared, "sync-only").get("/late").html
 
 
 def test_an_open_page_is_brought_up_to_date_and_ends_with_the_gateway(shared: Gateway) -> None:

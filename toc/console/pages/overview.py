@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from toc.console.shown import Block, Content, Note, Picture, Table, columns, path, span
+from toc.console.pages.numbers import due, lateness
+from toc.console.shown import Block, Content, Note, Table, columns, path
 from toc.console.view import CLUSTER_SECONDS, View, page
 from toc.model.access import Action
 
@@ -64,50 +65,20 @@ def by_topic(slots: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-DUE = columns("topic, overdue: Overdue, hour, day, week, later")
-DUE_SECONDS = 5.0
-
-
-async def due(view: View, topic: str = "") -> list[Block]:
-    """Return when tasks come due, of a topic or of all that the reader may see."""
-    query = {"topic": topic} if topic else {}
-    part = await view.part("What comes due", "GET /v1/due", query, fresh=DUE_SECONDS)
-    if part.value is None:
-        return part.notes
-    counts, total = part.value, part.value["total"]
-    ages = [one["oldest"] for one in counts["ages"].values() if one["oldest"] is not None]
-    about = f"Counted by those who sweep the tables, up to {span(max(ages))} ago." if ages else ""
-    blocks = [*part.notes]
-    if missing := counts["missing"]:
-        what = f"{len(missing)} tables are not in these numbers, or not with all of the hour."
-        blocks.append(Note(text=what, level="warn"))
-    hour, week = counts["minutes_from"], counts["hours_from"]
-    blocks += [
-        Picture("Due in the next hour", about, hour, 60, total["minutes"], "tasks a minute"),
-        Picture("Due in the next week", "", week, 3600, total["hours"], "tasks an hour"),
-    ]
-    if not topic:
-        others = [{"topic": "others", **counts["others"]}] if counts["others"] else []
-        some = [
-            one
-            for one in (*counts["topics"], *others)
-            if any(one[name] for name in ("overdue", "week", "later"))
-        ]
-        blocks.append(Table("Due by topic", columns=DUE, records=some, empty="Nothing is pending."))
-    return blocks
-
-
 @page("", Action.READ_CLUSTER, menu="Overview", live=True)
 async def overview(view: View) -> Content:
     """What is wrong, and what there is."""
-    (wrong, examined), coming, slots = await asyncio.gather(
-        findings(view, "wrong", "warn"), due(view), view.part("Slots", "GET /v1/slots", fresh=CLUSTER_SECONDS)
+    (wrong, examined), coming, past, slots = await asyncio.gather(
+        findings(view, "wrong", "warn"),
+        due(view),
+        lateness(view),
+        view.part("Slots", "GET /v1/slots", fresh=CLUSTER_SECONDS),
     )
     blocks = [*wrong, *slots.notes]
     if slots.value is not None:
         held = by_topic(slots.value["slots"])
         blocks.append(Table("Topics", columns=HELD, records=held, empty="No topics yet."))
-    blocks += coming
+    blocks += [*past, *coming]
     if examined is not None:
         about = f"The examination is {view.ago(examined)} old; it is made anew after {HEALTH_SECONDS:g} s."
         blocks.append(Note(text=about))

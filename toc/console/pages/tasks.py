@@ -24,6 +24,7 @@ TASK = columns(
     biz_id="/console/tasks?biz_id={biz_id}",
 )
 LIFE = columns("at: When, what, status: HTTP status, seconds: Took, error: Error or answer")
+SHARES = columns("cause, seconds: For, since, evidence")
 RUNNING = columns("job_id: Task, slot, host, owner: Worker, since")
 JOB_ID = re.compile(r"[1-9][0-9]{0,18}")
 
@@ -71,7 +72,7 @@ async def task(view: View) -> Content:
     blocks: list[Block] = []
     if late := one.get("late"):
         blocks.append(Note(text=late["sentence"], level="warn"))
-        blocks.append(Note(text=late["remedy"]))
+        blocks.append(Table("Why it was late", late["remedy"], SHARES, late["shares"]))
     blocks.append(Facts(columns=TASK, record=one))
     blocks.append(Table("Its life", columns=LIFE, records=life(one, tries)))
     blocks += carried(one, view)

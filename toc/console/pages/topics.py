@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from toc.console.pages.cluster import SLOTS, by_host
-from toc.console.pages.overview import HELD, by_topic, due
+from toc.console.pages.numbers import due, lateness
+from toc.console.pages.overview import HELD, by_topic
 from toc.console.shown import Block, Content, Facts, Note, Table, columns, path
 from toc.console.view import CLUSTER_SECONDS, View, page
 from toc.model.access import Action
@@ -42,7 +43,7 @@ async def topic(view: View) -> Content:
             blocks.append(Facts("Backlog", columns=HELD[1:], record=by_topic(each)[0]))
             blocks.append(by_host(each))
             blocks.append(Table("Slots", columns=SLOTS, records=each))
-    blocks += await due(view, name)
+    blocks += [*await lateness(view, name), *await due(view, name)]
     for right, title, where in (
         (Action.FIND_TASKS, "Its pending tasks", "/console/tasks?topic={name}"),
         (Action.READ_DEAD, "Its dead tasks", "/console/dead?topic={name}"),

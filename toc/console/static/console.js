@@ -43,7 +43,46 @@
     new ResizeObserver(() => plot.setSize({width: element.clientWidth, height: 180})).observe(element);
   };
 
-  const all = () => { if (window.uPlot) document.querySelectorAll(".picture").forEach(draw); };
+  // A square for each minute and bound: the more, the stronger; what was later than a second in another colour.
+  const heat = (element) => {
+    const rows = element.dataset.minutes.split(";").map((row) => row.split(",").map(Number));
+    const bounds = element.dataset.bounds.split(",").map(Number);
+    const left = 56, height = 12, width = element.clientWidth, scale = window.devicePixelRatio || 1;
+    const canvas = element.querySelector("canvas") || element.appendChild(document.createElement("canvas"));
+    const tall = (bounds.length + 1) * height + 18;
+    canvas.width = width * scale;
+    canvas.height = tall * scale;
+    canvas.style.width = `${width}px`;
+    canvas.style.height = `${tall}px`;
+    const to = canvas.getContext("2d");
+    to.scale(scale, scale);
+    to.font = "11px system-ui, sans-serif";
+    const most = Math.max(1, ...rows.flat());
+    const wide = (width - left) / rows.length;
+    rows.forEach((row, i) => row.forEach((count, n) => {
+      to.globalAlpha = count ? 0.25 + 0.75 * Math.log(1 + count) / Math.log(1 + most) : 0.06;
+      to.fillStyle = colour(count && n > 0 && bounds[n - 1] >= 1 ? "--bad" : "--link");
+      to.fillRect(left + i * wide, (bounds.length - n) * height, Math.max(wide - 1, 1), height - 1);
+    }));
+    to.globalAlpha = 1;
+    to.fillStyle = colour("--quiet");
+    bounds.forEach((bound, n) => {
+      const name = bound < 1 ? `${bound * 1e3} ms` : bound < 60 ? `${bound} s` : `${bound / 60} min`;
+      to.fillText(name, 0, (bounds.length - n) * height + height - 2);
+    });
+    for (let i = 0; i < rows.length; i += 10) {
+      to.fillText(label(Number(element.dataset.start) + i * 60, 60), left + i * wide, tall - 3);
+    }
+    if (!drawn.has(element)) {
+      drawn.set(element, canvas);
+      new ResizeObserver(() => heat(element)).observe(element);
+    }
+  };
+
+  const all = () => { 
+    document.querySelectorAll(".heat").forEach(heat);
+    if (window.uPlot) document.querySelectorAll(".picture:not(.heat)").forEach(draw);
+  };
   document.addEventListener("htmx:after:swap", all);
   all();
 })();

@@ -78,7 +78,8 @@ class EpisodeTable(RecordTable):
     def _read(self, where: Iterable[ColumnElement[bool]], limit: int) -> Sequence[Episode]:
         what = select(*(self._column[_COLUMNS.get(name, name)] for name in Episode._fields))
         found = self._rows(what.where(*where).order_by(self._column.gmt_create.desc()).limit(limit))
-        rows: list[Sequence[Any]] = [row for row in found if row[2] in Cause]  # no cause of a later version
+        known = {cause.value for cause in Cause}
+        rows: list[Sequence[Any]] = [row for row in found if row[2] in known]  # none of a later version
         return [Episode(*row)._replace(cause=Cause(row[2])) for row in rows]
 
     def purge(self) -> int:

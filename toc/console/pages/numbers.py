@@ -1,0 +1,125 @@
+"""Numbers over time: what comes due, how the last hour went, which tasks were late, what a pause costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from toc.console.shown import (
+    Block,
+    Content,
+    Form,
+    Heat,
+    Note,
+    Picture,
+    Table,
+    columns,
+    following,
+    harmless,
+    number,
+    span,
+)  # fmt: skip
+from toc.console.view import Part, View, fields_of, page
+from toc.model.access import Action
+
+SECONDS = 5.0
+"""Counts that are younger are good enough: they are of whole minutes."""
+LATE = 1.0
+"""Seconds from which on a start is late, as for those who say why."""
+MOST = 200
+"""Episodes that a page shows."""
+DUE = columns("topic, due: Overdue, hour, day, week, later")
+PENDING = ("overdue", "week", "later")
+HOUR = columns("topic, starts, processed, failed, dead, lateness_p50: Lateness p50, lateness_p99: p99")
+CAUSES = columns(
+    "cause, topic, tasks, worst_seconds: Worst, worst_job_id: Worst task, since, until, evidence, "
+    "remedy: What to do",
+    worst_job_id="/console/tasks/{worst_job_id}",
+)
+EPISODES = columns("since, until, cause, topic, tasks, worst_seconds: Worst, evidence, worker")
+STEPS = columns("at: From, due, waiting: Waiting at its end")
+
+
+async def _counted(view: View, what: str, name: str, topic: str) -> Part:
+    return await view.part(what, name, {"topic": topic} if topic else {}, fresh=SECONDS)
+
+
+def _missing(tables: list[Any]) -> list[Block]:
+    what = f"{len(tables)} tables are not in these numbers, or not with all of the hour."
+    return [Note(text=what, level="warn")] if tables else []
+
+
+async def due(view: View, topic: str = "") -> list[Block]:
+    """Return when tasks come due, of a topic or of all that the reader may see."""
+    part = await _counted(view, "What comes due", "GET /v1/due", topic)
+    if part.value is None:
+        return part.notes
+    counts, total = part.value, part.value["total"]
+    ages = [one["oldest"] for one in counts["ages"].values() if one["oldest"] is not None]
+    about = f"Counted by those who sweep the tables, up to {span(max(ages))} ago." if ages else ""
+    if counts["capacity"] is not None:
+        about += f" All workers have started at most {number(counts['capacity']).text} a minute."
+    beyond = min((one["due"] for one in counts["beyond"]), default=0)
+    most = beyond - 1 if beyond and not topic else None
+    hour, week = counts["minutes_from"], counts["hours_from"]
+    blocks = [
+        *part.notes,
+        *_missing(counts["missing"]),
+        Picture("Due in the next hour", about, hour, 60, total["minutes"], "tasks a minute", most),
+        Picture("Due in the next week", "", week, 3600, total["hours"], "tasks an hour"),
+        Note(text="What would pile up during a pause?", href=following("/console/what-if", {}, topic=topic)),
+    ]
+    if not topic:
+        others = [{"topic": "others", **counts["others"]}] if counts["others"] else []
+        every = [*counts["topics"], *others]
+        some = [{**one, "due": one["overdue"]} for one in every if any(one[key] for key in PENDING)]
+        blocks.append(Table("Due by topic", columns=DUE, records=some, empty="Nothing is pending."))
+    return blocks
+
+
+async def lateness(view: View, topic: str = "") -> list[Block]:
+    """Return how late starts of the last hour were, and what came of them."""
+    part = await _counted(view, "The last hour", "GET /v1/lateness", topic)
+    if part.value is None:
+        return part.notes
+    counts = part.value
+    rows, bounds = counts["total"]["lateness"], counts["bounds"]
+    late = sum(sum(row[bounds.index(LATE) + 1 :]) for row in rows)
+    starts = number(sum(counts["total"]["starts"])).text
+    about = f"{starts} starts, {number(late).text} of them more than {LATE:g} s late."
+    heat = Heat("Lateness in the last hour", about, counts["minutes_from"], rows, bounds)
+    table = Table("The last hour", "", HOUR, counts["topics"], empty="Nothing has started.")
+    return [*part.notes, heat, table]
+
+
+@page("late", Action.FIND_TASKS, menu="Late", live=True)
+async def late(view: View) -> Content:
+    """Which tasks were late, and why."""
+    part = await view.part("Late tasks", "GET /v1/late", view.query, fresh=SECONDS)
+    blocks: list[Block] = [Form(fields=fields_of("GET /v1/late", view.query, leave_out=("limit",)))]
+    blocks += part.notes
+    if part.value is not None:
+        more = "There are earlier ones, which are not counted." if part.value["more"] else ""
+        blocks.append(Table("Why", more, CAUSES, part.value["causes"], empty="No task was late."))
+        blocks.append(Table("When", "", EPISODES, part.value["episodes"][:MOST]))
+    return Content("Late tasks", blocks, part.at)
+
+
+@page("what-if", Action.READ_TOPICS)
+async def what_if(view: View) -> Content:
+    """What would pile up during a pause."""
+    name = "GET /v1/due:what-if"
+    fields = fields_of(name, {"pause": "7200", **view.query})
+    blocks: list[Block] = [Form(fields=fields, submit="Show")]
+    if "pause" not in view.query:
+        return Content("What if a topic is paused?", blocks)
+    pile = await view.ask(name, view.query)
+    ends = "When all of them would have started is not known."
+    if pile["drained"] is not None:
+        ends = f"{span(pile['drain_seconds'])} later all of them would have started."
+    of = f" of {harmless(pile['topic'])}" if pile["topic"] else ""
+    pause = span(float(view.query["pause"]))
+    said = f"After a pause of {pause}, {number(pile['waiting']).text} tasks{of} would wait. {ends}"
+    steps = [one for one in pile["steps"] if one["at"] <= (pile["drained"] or pile["resumed"])]
+    blocks += [Note(text=said, level="warn"), *_missing(pile["missing"])]
+    blocks.append(Table("Step by step", columns=STEPS, records=steps))
+    return Content("What if a topic is paused?", blocks, view.now_ms)
