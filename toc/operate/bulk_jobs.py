@@ -27,6 +27,7 @@ from toc.model.errors import (
     StoreUnavailable,
     TocError,
     Unavailable,
+    UnknownBulk,
 )
 from toc.observe.log import get_logger, redact, stack
 from toc.operate import audit, bulk
@@ -179,11 +180,12 @@ class BulkRunner:
             if now >= self._look_at:
                 self._look_at = now + LOOK_SECONDS
                 for name in self._table.claim(self._owner):
-                    job = self._table.get(name)
-                    self._held[name] = _Held(job, Counter(job.counts or {}), job.done)
+                    with suppress(UnknownBulk):  # it is damaged
+                        job = self._table.get(name)
+                        self._held[name] = _Held(job, Counter(job.counts or {}), job.done)
             for held in list(self._held.values()):
                 if now >= held.next_at:
-                    self._step(held, now)
+                    self._step_or_stop(held, now)
                 elif now >= held.keep_at:
                     self._save(held)
             self._away = False
@@ -209,6 +211,15 @@ class BulkRunner:
         with suppress(TocError):
             for name in list(self._held):
                 self._table.let_go(name, self._owner)
+
+    def _step_or_stop(self, held: _Held, now: float) -> None:
+        """Do a step; a job whose row is damaged stops, and harms no other."""
+        try:
+            self._step(held, now)
+        except TocError:
+            raise
+        except Exception as exc:
+            self._save(held, error=_failure(held.job, exc), state=BulkState.STOPPED)
 
     def _step(self, held: _Held, now: float) -> None:
         job = held.job

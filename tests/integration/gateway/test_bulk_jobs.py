@@ -313,6 +313,29 @@ def test_a_job_waits_for_a_server_that_is_away_says_so_and_goes_on(
             system.stop()
 
 
+@pytest.mark.parametrize(
+    "damage",
+    ["SET details='[[['", "SET details='7'", "SET counts='{\"a\": \"x\"}'", "SET rate=0", "SET kind='x'",
+     "_part SET job_ids=X'01'", "SET done=4000000000"],
+)  # fmt: skip
+def test_a_damaged_job_harms_itself_alone(system: System, damage: str) -> None:
+    center = system.center
+    submitted(center, 120)
+    wrong, right = make(center, bulk.cancel), make(center, bulk.cancel, rate=10_000)
+    gap = "" if damage.startswith("_") else " "
+    server = center.store._shards.topic_server
+    change = f"UPDATE {center.store.bulk._table}{gap}{damage} WHERE name='{wrong}'"
+    server.run([Statement(change)])
+    runner = BulkRunner(center)
+    assert run(center, right, runner)["counts"] == {"cancelled": 120}
+    free_leases(center)
+    assert runner.run_once() >= 0
+    jobs = {job["name"]: job for job in act(center, bulk.list_jobs)["jobs"]}
+    if wrong in jobs and "done" not in damage:
+        assert until(lambda: runner.run_once() >= 0 and center.store.bulk.get(wrong).state == "stopped")
+        assert center.store.bulk.get(wrong).error == "the gateway failed; its log tells more"
+
+
 def test_jobs_are_kept_for_their_time_and_go_with_their_tasks(system: System) -> None:
     center = system.center
     submitted(center, 10)

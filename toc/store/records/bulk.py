@@ -178,10 +178,11 @@ class BulkTable(RecordTable):
         for values in rows:
             row = dict(zip(self._column.keys(), values, strict=True))
             try:
+                counts = {key: int(count) for key, count in parse_object(row["counts"]).items()}
                 yield BulkJob(
                     row["name"], BulkKind(row["kind"]), row["topic"], parse_object(row["details"]),
                     row["created_by"], float(row["rate"]), int(row["tasks"]), BulkState(row["state"]),
-                    int(row["done"]), parse_object(row["counts"]), row["error"], row["lease_until"],
+                    int(row["done"]), counts, row["error"], row["lease_until"],
                     row["gmt_create"], row["gmt_modified"], row["ended"],
                 )  # fmt: skip
             except (ValueError, TypeError) as exc:  # of a later version, or edited by hand
