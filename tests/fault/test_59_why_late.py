@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,16 +21,20 @@ import pytest
 from fault.conftest import Build
 from fault.kit.proxy import Proxy, through
 from fault.kit.servers import ClockFile
+from harness.hooked import Hooked
+from harness.receiver import Receiver, Reply
 from harness.system import System
 
 from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask, Topic
+from toc.model.catalog import NOTICED_SECONDS
 from toc.model.lateness import LATE_MS, Cause
 from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, TopicType
 from toc.operate.late import why
 from toc.operate.operation import Doing
 from toc.operate.operations.topics import pause, resume
+from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import Pulls
 
 TASKS = int(os.environ.get("WHY_LATE_TASKS", "20"))
@@ -91,6 +96,7 @@ def run(system: System, job_ids: Collection[int]) -> list[int]:
 def paused(scene: Scene) -> tuple[System, list[int]]:
     system = scene.system()
     operate(system, pause)
+    time.sleep(NOTICED_SECONDS)
     job_ids = submit(system, TASKS, ahead=0.2)
     time.sleep(4)
     operate(system, resume, rate=0)
@@ -187,6 +193,7 @@ def backoff(scene: Scene) -> tuple[System, list[int]]:
 def resume_rate(scene: Scene) -> tuple[System, list[int]]:
     system = scene.system()
     operate(system, pause)
+    time.sleep(NOTICED_SECONDS)
     count = 2 * TASKS + 40
     job_ids = submit(system, count, ahead=1.0, spread=0.1)
     time.sleep(1.2)
@@ -250,6 +257,7 @@ def halted(scene: Scene) -> tuple[System, list[int]]:
 def paused_then_backlog(scene: Scene) -> tuple[System, list[int]]:
     system = scene.system(threads=2)
     operate(system, pause)
+    time.sleep(NOTICED_SECONDS)
     job_ids = submit(system, 3 * TASKS + 200, ahead=0.2, spread=0.1, sleep=0.02)
     time.sleep(1)
     operate(system, resume, rate=0)
@@ -286,6 +294,52 @@ def slow_consumer(scene: Scene) -> tuple[System, list[int]]:
     return pulled(scene, pause=0.1, busy=0.1)
 
 
+def ttr(scene: Scene) -> tuple[System, list[int]]:
+    """Consumers that take tasks and do not answer; then one that does."""
+    system = scene.system()
+    system.center.store.topics.create(Topic(PULLED, 9, 4, delivery=Delivery.PULL))
+    system.center.catalog.refresh()
+    job_ids: list[int] = []
+
+    async def consume() -> None:
+        pulls = Pulls(system.center, system.center.store.identity.lease_secret())
+        job_ids.extend(submit(system, TASKS, PULLED, ahead=0.3, spread=0.1))
+        for seconds in (3.0, 60.0):
+            got: list[HandedOut] = []
+            while len(got) < TASKS:
+                got += await pulls.pull([PULLED], most=TASKS, wait=20, ttr=seconds)
+        await pulls.ack([one.key for one in got])
+        await pulls.stop()
+
+    asyncio.run(consume())
+    return system, run(system, job_ids)
+
+
+def hooked(scene: Scene, count: int, seconds: float, **limits: Any) -> tuple[System, list[int]]:
+    """Tasks for a target that is paused for so long, or limited."""
+    with closing(Receiver(Reply())) as receiver:
+        system = scene.system(start=False)
+        made = Hooked(system, receiver)
+        with closing(made.center):
+            made.center.targets.create("shop", receiver.url("/"), **limits)
+            if seconds:
+                made.center.targets.pause("shop")
+            made.start()
+            job_ids = [made.submit(n, target="shop") for n in range(count)]
+            time.sleep(seconds)
+            if seconds:
+                made.center.targets.resume("shop")
+            return system, run(system, job_ids)
+
+
+def target_paused(scene: Scene) -> tuple[System, list[int]]:
+    return hooked(scene, TASKS, 4.0)
+
+
+def target_limited(scene: Scene) -> tuple[System, list[int]]:
+    return hooked(scene, 2 * TASKS + 40, 0.0, rate=max(TASKS / 4, 10.0))
+
+
 Inject = Callable[[Scene], tuple[System, list[int]]]
 ALONE: Sequence[tuple[Inject, Cause]] = [
     (paused, Cause.PAUSED),
@@ -307,6 +361,9 @@ ALONE: Sequence[tuple[Inject, Cause]] = [
     (halted, Cause.HALTED),
     (no_consumer, Cause.NO_CONSUMER),
     (slow_consumer, Cause.BACKLOG),
+    (ttr, Cause.TTR),
+    (target_paused, Cause.TARGET),
+    (target_limited, Cause.TARGET),
 ]
 
 
@@ -341,7 +398,8 @@ def test_the_cause_of_late_tasks_is_told(scene: Scene, inject: Inject, cause: Ca
     shown = told(system, job_ids)
     counts = _table[inject.__name__] = Counter(one["cause"] for one in shown)
     wrong = [one for one in shown if one["cause"] != cause]
-    print(f"\n{inject.__name__}: {len(shown)} late; {shown[len(shown) // 2]['sentence'] if shown else ''}")
+    example = shown[len(shown) // 2]["sentence"] if shown else ""
+    print(f"\n{inject.__name__}: {len(shown)} late; {dict(counts)}; {example}")
     assert len(shown) >= TASKS * 0.9, f"only {len(shown)} of {TASKS} tasks are told to be late"
     assert counts[cause] >= 0.95 * len(shown), wrong[:3]
 

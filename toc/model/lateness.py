@@ -11,10 +11,10 @@ one is named if it is at least NAMED_SHARE.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from toc.model.clock import from_ms
@@ -106,17 +106,18 @@ class LateStart(NamedTuple):
         return self.spans[0].cause if self.spans else Cause.UNKNOWN
 
     def line(self) -> str:
-        """Encode it as appended to the row: times from ``due`` on, in ms."""
-        spans = [
-            [span.cause.value, span.since - self.due, span.until - span.since, _plain(span.evidence)]
-            for span in self.spans[:SHARES]
-        ]
-        return _text([self.version, self.due, self.started - self.due, spans]) + "\n"
+        """Encode it as appended to the row, in JSON: times from ``due`` on, in ms."""
+        due = self.due
+        spans = ",".join(
+            [
+                f'["{cause.value}",{since - due:d},{until - since:d},"{_plain(evidence)}"]'
+                for cause, since, until, evidence in self.spans[:SHARES]
+            ]
+        )
+        return f"[{self.version:d},{due:d},{self.started - due:d},[{spans}]]\n"
 
 
-_text = json.JSONEncoder(separators=(",", ":")).encode
-
-
+@lru_cache(256)
 def _plain(evidence: str) -> str:
     """Shorten evidence, which may be another's text, to characters of which each takes one in a line."""
     text = evidence[:EVIDENCE_CHARS].encode("ascii", "replace").decode()
@@ -152,9 +153,12 @@ def fill(due: int, started: int, spans: Iterable[Span], rest: Span | None = None
     Where some overlap, the first of them counts. What none covers goes to ``rest``, whose times do not
     matter. Spans of one cause are joined; they keep the evidence of the largest.
     """
+    left_over = [] if rest is None else [Span(rest.cause, due, started, rest.evidence)]
+    if not (spans := list(spans)):
+        return left_over
     gaps = [(due, started)]
     found: list[Span] = []
-    for span in [*spans, rest._replace(since=due, until=started)] if rest is not None else spans:
+    for span in spans + left_over:
         left = []
         for since, until in gaps:
             first, last = max(since, span.since), min(until, span.until)
@@ -205,18 +209,19 @@ class Episode(NamedTuple):
     job_id: int = 0
     evidence: str = ""
 
-    def with_task(self, job_id: int, late: LateStart) -> Episode:
-        """Return it with one more task."""
+    def with_tasks(self, starts: Sequence[tuple[int, LateStart]]) -> Episode:
+        """Return it with more tasks, given with their job_ids."""
+        job_id, latest = max(starts, key=lambda one: one[1].started - one[1].due)
         more = self._replace(
-            since=min(self.since, late.due),
-            until=max(self.until, late.started),
-            tasks=self.tasks + 1,
-            unwritten=self.unwritten + (not late.spans),
+            since=min(self.since, *[late.due for _, late in starts]),
+            until=max(self.until, *[late.started for _, late in starts]),
+            tasks=self.tasks + len(starts),
+            unwritten=self.unwritten + sum([not late.spans for _, late in starts]),
         )
-        if late.started - late.due <= self.worst:
+        if latest.started - latest.due <= self.worst:
             return more
-        evidence = late.spans[0].evidence if late.spans else self.evidence
-        return more._replace(worst=late.started - late.due, job_id=job_id, evidence=_plain(evidence))
+        evidence = latest.spans[0].evidence if latest.spans else self.evidence
+        return more._replace(worst=latest.started - latest.due, job_id=job_id, evidence=_plain(evidence))
 
     def shown(self) -> dict[str, Any]:
         """Return it for display."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import chain
 
 from toc.model.clock import Clock
 from toc.model.lateness import CAUSES, LATE_MS, Cause, Episode, LateStart, Span, clock_time, fill
@@ -53,6 +52,8 @@ class Holdups:
         self._second = self._lines = 0
         self._open: dict[tuple[str, Cause], Episode] = {}
         self._changed: set[tuple[str, Cause]] = set()
+        self._last: dict[str, Cause] = {}
+        """By topic, the cause of the latest late start."""
         self._lock = threading.Lock()
 
     # --- what is noticed
@@ -97,8 +98,11 @@ class Holdups:
     ) -> list[Span]:
         """Return what fills the time from ``due`` to ``started`` (ms): the notes of these places, and these
         spans; what they leave is ``rest``."""
-        noted = chain.from_iterable(self._notes.get(place, ()) for place in (EVERYWHERE, *places))
-        found = sorted(chain(noted, spans), key=lambda span: _ORDER[span.cause])
+        found = list(spans)
+        for place in (EVERYWHERE, *places):
+            if place in self._notes:
+                found += [span for span in self._notes[place] if span.until > due]
+        found.sort(key=lambda span: _ORDER[span.cause])
         return fill(due, started, found, rest)
 
     def of_topic(self, topic: Topic, due: int, held: int) -> Iterator[Span]:
@@ -123,20 +127,29 @@ class Holdups:
 
     # --- episodes
 
-    def count(self, topic: str, job_id: int, late: LateStart) -> None:
-        """Count a late start. One without spans has the causes of the one before it."""
+    def count(self, topic: str, starts: Iterable[tuple[int, LateStart]]) -> None:
+        """Count late starts of a topic, given with their job_ids. Those without spans have the cause of the
+        one before."""
+        by_cause: dict[Cause, list[tuple[int, LateStart]]] = {}
         with self._lock:
-            key = topic, late.cause
-            if not late.spans:
-                key = next((one for one in reversed(self._open) if one[0] == topic), key)
-            if key not in self._open and len(self._open) >= EPISODES:
-                key = "", late.cause
-            one = self._open.get(key)
-            if one is None:
-                one = Episode(secrets.randbits(62), *key, self._who, late.due, late.started, late.started)
-            self._open[key] = one.with_task(job_id, late)
-            self._changed.add(key)
-        LATE_TASKS.of(topic, key[1].value).add()
+            cause = self._last.get(topic, Cause.UNKNOWN)
+            for start in starts:
+                cause = start[1].spans[0].cause if start[1].spans else cause
+                by_cause.setdefault(cause, []).append(start)
+            self._last[topic] = cause
+            for cause, some in by_cause.items():
+                key = topic, cause
+                if key not in self._open and len(self._open) >= EPISODES:
+                    key = "", cause
+                one = self._open.get(key)
+                if one is None:
+                    first = some[0][1]
+                    number = secrets.randbits(62)
+                    one = Episode(number, *key, self._who, first.due, first.started, first.started)
+                self._open[key] = one.with_tasks(some)
+                self._changed.add(key)
+        for cause, some in by_cause.items():
+            LATE_TASKS.of(topic, cause.value).add(len(some))
 
     def changed(self) -> list[Episode]:
         """Return the episodes that have changed since they were ``written``, and forget those that ended."""

@@ -163,7 +163,7 @@ class HandOuts:
                 late = late._replace(due=row.action_time)
                 if self._holdups.may_write():
                     late = late._replace(spans=self._spans(row, one.key.slot, name, now, wall))
-                self._holdups.count(name, row.job_id, late)
+                self._holdups.count(name, [(row.job_id, late)])
             if late.spans or row.attempts > 1:
                 lines[row.job_id] = row.version, late.line()
         if lines:

@@ -118,6 +118,9 @@ class Checker:
             read = self.tools.clock.monotonic()
             for entry in some:
                 entry.read = read
+            if job_ids:
+                server = self.tools.store.server_of(job_ids[0])
+                self.tools.late.slow(Cause.DATABASE, server, time.monotonic() - began, "reading rows")
             if not rows.unanswered:
                 self._read_step.took(time.monotonic() - began, len(some))
             if self._leaving:

@@ -17,6 +17,8 @@ from toc.observe.holdups import JOIN_MS, NOTES, Holdups
 from toc.worker.entry import NO_FENCE, Entry
 from toc.worker.slots import SlotBook
 
+READ_SECONDS = 0.1
+"""What takes less from its taking until its row is read is not the database's fault."""
 DEATH_MS = 60_000
 """How long before we got a slot a worker may have died that had it."""
 
@@ -78,7 +80,7 @@ class LateStarts(Holdups):
             owned = int((since + wall) * 1000)
             if owned > due:
                 spans.append(self._unowned(due, owned))
-        if entry.read:
+        if entry.read - entry.held > READ_SECONDS:
             spans.append(Span(Cause.DATABASE, held, int((entry.read + wall) * 1000), "reading its row"))
         ahead = held - entry.taken if entry.fence != NO_FENCE else 0
         if (skew := max(ahead, entry.behind)) > LATE_MS:

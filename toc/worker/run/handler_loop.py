@@ -141,7 +141,7 @@ class HandlerLoop:
     def crowd(self, topic: str, concurrency: int) -> Crowd:
         """What keeps entries of a topic from running sooner."""
         line = self.lines[topic]
-        crowd = line.crowd(line.calls + 1, concurrency)  # the one that is about to begin is a call, too
+        crowd = line.crowd(line.most_running(line.calls), concurrency)
         if line.waiting_remotely is not None and line.calls >= AHEAD // 2:
             return Cause.TARGET, f"{line.calls} requests run or wait for targets"
         if crowd[0] is Cause.CONCURRENCY or line.taken < self._limit or line.seconds < LONG_SECONDS:
@@ -232,6 +232,7 @@ class HandlerLoop:
                 self._done(line, len(plain) - len(due))
             for first in range(0, len(due), line.size):
                 line.calls += 1
+                line.peak = max(line.peak, line.calls)
                 self._begin_batch(line, due[first : first + line.size], NO_BODIES)
             if len(plain) == len(taken):
                 continue
@@ -239,6 +240,7 @@ class HandlerLoop:
             for first in range(0, len(rest), line.size):
                 batch = rest[first : first + line.size]
                 line.calls += 1
+                line.peak = max(line.peak, line.calls)
                 give_up = self._calls.bodies.fetch_async(batch, partial(self._have_fetched, line, len(batch)))
                 self._loop.call_later(self._calls.bodies.patience, give_up)
 

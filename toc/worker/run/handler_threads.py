@@ -111,12 +111,13 @@ class HandlerThreads:
     def crowd(self, topic: str, concurrency: int) -> Crowd:
         """What keeps entries of a topic from running sooner."""
         line = self._lines[topic]
-        crowd = line.crowd(line.running, concurrency)
+        most = line.most_running(line.running)
+        crowd = line.crowd(most, concurrency)
         longest = max(self._lines.values(), key=lambda one: one.running * one.seconds)
-        has_room = line.running < self._threads_for(line)
+        has_room = most < self._threads_for(line)
         if crowd[0] is Cause.CONCURRENCY or has_room or longest.seconds < LONG_SECONDS:
             return crowd
-        about = f"{longest.running} of {self._size} ran {longest.topic}, {longest.seconds:.2g} s each"
+        about = f"{longest.peak} of {self._size} ran {longest.topic}, {longest.seconds:.2g} s each"
         return Cause.THREADS, about
 
     def put(self, entries: Sequence[Entry]) -> None:
@@ -203,6 +204,8 @@ class HandlerThreads:
             self._turns.append(line)
         self._free -= 1
         line.running += 1
+        if line.running > line.peak:
+            line.peak = line.running
         return batch
 
     def _next_line(self) -> _ThreadLine | None:

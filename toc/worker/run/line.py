@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from time import monotonic
 
 from toc.model.lateness import Cause
 from toc.model.topic import Slot
@@ -15,6 +16,8 @@ FIRST_GUESS_SECONDS = 0.005
 """Assumed run time of a handler that has not run yet."""
 
 
+PEAK_SECONDS = 1.0
+"""For how long it counts how many ran at once. Handlers often end together: now is not enough."""
 LONG_SECONDS = 0.1
 """Handlers that take longer keep their threads; with shorter ones it is the number of tasks that counts."""
 
@@ -27,15 +30,25 @@ class Line:
     waiting: deque[Entry] = field(default_factory=deque)
     seconds: float = FIRST_GUESS_SECONDS
     """Moving average of the time that a run of the handler takes."""
+    peak: int = 0
+    """How many ran at once at the most since ``peak_since`` (monotonic)."""
+    peak_since: float = 0.0
 
     def note_run(self, seconds: float) -> None:
         """Add a run to the average."""
         self.seconds += (max(seconds, 1e-5) - self.seconds) * 0.1
 
-    def crowd(self, running: int, concurrency: int) -> Crowd:
-        """What keeps its entries, of which so many run: the topic's concurrency (0: none), or their
+    def most_running(self, running: int) -> int:
+        """Return how many ran at once a moment ago at most, given how many run now."""
+        most, now = max(self.peak, running), monotonic()
+        if now - self.peak_since > max(PEAK_SECONDS, 2 * self.seconds):
+            self.peak, self.peak_since = running, now
+        return most
+
+    def crowd(self, most: int, concurrency: int) -> Crowd:
+        """What keeps its entries, of which so many ran at once: the topic's concurrency (0: none), or their
         number."""
-        if concurrency and running >= concurrency:
+        if concurrency and most >= concurrency:
             return Cause.CONCURRENCY, f"{concurrency} at once, {self.seconds:.2g} s each"
         return Cause.BACKLOG, f"{len(self.waiting)} were taken and waited"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from toc.failpoint import failpoint
 from toc.loop import Loop
+from toc.model.lateness import Cause, LateStart
 from toc.model.raised import Raised
 from toc.model.task import TaskStatus, TryRow
 from toc.model.verdict import Failure, Outcome, Place, after_failure, entry_score, is_undecided
@@ -41,6 +42,8 @@ GATHER_BUSY_SECONDS = 0.025
 """Least time between two flushes while more is due than can start at once: late tasks come first."""
 FLUSH_LIMIT = 2000
 """Most tries that one flush writes."""
+SLOW_ROWS = 1000
+"""Outcomes a second. A flush that writes fewer may hold up tasks."""
 MAX_QUEUED = 200
 """Moves that wait for a flush. Threads that ask for more make them themselves and take nothing meanwhile,
 because a flush may hang as long as its server does."""
@@ -187,9 +190,12 @@ class Flusher:
         written = [pair for pair in batch if pair[0].job_id not in later] if later else batch
         # Before entries get the rows that were read again.
         self._measure([entry for entry, error in written if error is None or error.until is None])
+        by_topic: defaultdict[str, list[tuple[int, LateStart]]] = defaultdict(list)
         for entry, _ in written if late else ():
             if entry.job_id in late:
-                self.tools.late.count(entry.topic.name, entry.job_id, late[entry.job_id])
+                by_topic[entry.topic.name].append((entry.job_id, late[entry.job_id]))
+        for topic, starts in by_topic.items():
+            self.tools.late.count(topic, starts)
         moves = []
         for entry, error in written:
             job_id = entry.job_id
@@ -198,7 +204,10 @@ class Flusher:
             else:
                 applied = guards[job_id] is Guard.APPLIED
                 moves.append(self._failed(entry, error, ends[job_id], now, applied=applied, rows=rows))
-        self._step.took(self.tools.clock.monotonic() - began, len(written))
+        took = self.tools.clock.monotonic() - began
+        if took > len(batch) / SLOW_ROWS:
+            self.tools.late.slow(Cause.DATABASE, self.server, took, "writing results")
+        self._step.took(took, len(written))
         for labels, count in self._outcomes.items():
             TRIES.of(*labels).add(count)
         return moves, unwritten
