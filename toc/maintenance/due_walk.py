@@ -143,7 +143,7 @@ class DueWalk:
             ready[table] = write(counted), round((self._clock.monotonic() - walk.began) * 1000)
         for table in pages.unanswered:
             del due.walks[table]
-        due.at_once = max(1, due.at_once // 2) if rows >= ROWS else min(2 * due.at_once, TABLES)
+        due.at_once = max(1, due.at_once // 2) if rows > ROWS / 2 else min(2 * due.at_once, TABLES)
         return {**pages.unanswered, **(self._store.due_counts.keep(part, ready) if ready else {})}
 
     def _tell(self, part: Part, table: int, counted: Counted | None) -> None:
