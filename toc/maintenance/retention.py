@@ -12,7 +12,7 @@ in database N, which holds table N, to the one that sweeps that table.
 
 Topics with equal retention are purged together. The next pass over a table continues where the last one
 stopped, so rows that other topics keep longer are not read each time. The position is forgotten once a day,
-and when a retention is altered, because that changes what lies behind it.
+after the end of a pass, and when a retention is altered, because that changes what lies behind it.
 """
 
 from __future__ import annotations
@@ -106,8 +106,10 @@ class Retention:
         keep = self._retired | {
             topic.biz_type: max(topic.retention, MIN_SECONDS) for topic in self._catalog.known().values()
         }
-        if keep != self._keep or began >= self._forget_at:
-            self._keep = keep
+        altered = any(self._keep.get(biz_type, seconds) != seconds for biz_type, seconds in keep.items())
+        self._keep = keep
+        # Among many rows that other topics keep, a pass may take longer than a day.
+        if altered or (began >= self._forget_at and not self._steps):
             self._forget_at = began + FORGET_SECONDS
             self._done.clear()
             self._steps.clear()

@@ -131,6 +131,25 @@ def test_rows_that_others_keep_are_passed_even_if_thousands_ended_in_one_instant
     assert purging.looks - looks == 2 * 2 * groups, "they are not read again"
 
 
+@pytest.mark.parametrize("what", ["topics are created", "it takes days"])
+def test_a_pass_among_many_rows_that_others_keep_ends_although(
+    fresh_store: Store, old_row: NewRow, what: str
+) -> None:
+    purging = Purging(fresh_store, brief=3600, long=5000 * 3600)
+    insert_many(fresh_store, [old_row(100 * HOUR, biz_type=8, biz_id=1) for _ in range(3 * LARGE_PAGE)])
+    old = [old_row(2 * HOUR, biz_type=7, biz_id=1)]
+    insert_many(fresh_store, old)
+    for n in range(80):
+        if what == "topics are created":
+            purging.topics.append(Topic(f"new-{n}", 100 + n, 1, retention=3600))
+            purging.catalog.refresh()
+        else:
+            purging.clock.now += 13 * HOUR
+        purging.retention.run_once()
+        purging.clock.now += 50
+    assert not purging.left(old)
+
+
 def test_rows_are_kept_for_a_minute_at_least(fresh_store: Store, old_row: NewRow) -> None:
     purging = Purging(fresh_store, none=0)
     rows = [old_row((MIN_SECONDS - 5) * 1000, biz_type=7), old_row((MIN_SECONDS + 1) * 1000, biz_type=7)]
