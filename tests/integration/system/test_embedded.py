@@ -11,16 +11,20 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.patience import PATIENCE, until
 from harness.system import System, small_system
 
 from benchmarks.local import MariaDB
-from toc import InvalidInput, NewTask, Task, TaskStatus, TimeoutCenter, Topic
+from toc import InvalidInput, NewTask, Settings, Task, TaskStatus, TimeoutCenter, Topic
 from toc.model.errors import ConfigError, UnknownTopic
+from toc.model.lateness import LATE_MS
 from toc.model.minute import MINUTE_MS, STARTS
+from toc.operate.admin import migrator
 from toc.operate.cluster import workers
+from toc.operate.late import why
 from toc.operate.lateness import hour
 from toc.operate.operation import Doing
 from toc.operate.operations import due
@@ -107,6 +111,35 @@ def test_as_many_plain_handlers_run_at_once_as_the_setting_of_threads_allows(sys
                     task is not None and task.status is TaskStatus.PROCESSED for task in map(center.get, ids)
                 )
             ), "five handlers have met"
+
+
+def test_a_task_says_why_it_was_late_on_one_file_of_sqlite_too(tmp_path: Path) -> None:
+    settings = Settings(database_urls=[f"sqlite:///{tmp_path / 'toc.db'}"], threads=1)
+    migrator(settings).upgrade()
+    with TimeoutCenter(settings) as center:
+        center.store.topics.create(Topic("order.close", 1, 4))
+        goes_on = threading.Event()
+        center.handler("order.close")(lambda _task: goes_on.wait(PATIENCE) and None)
+        with center.worker():
+            ids = center.submit_many([NewTask("order.close", n, 0.1) for n in range(2)])
+
+            def told(job_id: int) -> dict[str, Any] | None:
+                row = center.store.get(job_id)
+                assert row is not None
+                found = why(center, row, center.catalog.get("order.close"), by_whom=True)
+                return None if found is None else dict(found)
+
+            due = max(row.action_time for row in center.store.read(ids).values())
+            assert until(lambda: center.clock.now_ms() > due + 2 * LATE_MS), "one waits for the other"
+            goes_on.set()
+
+            def causes() -> list[str]:
+                rows = center.store.read(ids).values()
+                done = all(row.status == TaskStatus.PROCESSED for row in rows)
+                return [one["cause"] for one in map(told, ids) if one is not None and done]
+
+            assert until(lambda: bool(causes()), PATIENCE), "one of them was late"
+            assert causes() == ["threads"]
 
 
 def test_a_lifespan_may_await_it(shop: Shop) -> None:

@@ -117,7 +117,8 @@ class HandlerThreads:
         has_room = most < self._threads_for(line)
         if crowd[0] is Cause.CONCURRENCY or has_room or longest.seconds < LONG_SECONDS:
             return crowd
-        about = f"{longest.peak} of {self._size} ran {longest.topic}, {longest.seconds:.2g} s each"
+        ran = max(longest.peak_before, longest.peak)
+        about = f"{ran} of {self._size} ran {longest.topic}, {longest.seconds:.2g} s each"
         return Cause.THREADS, about
 
     def put(self, entries: Sequence[Entry]) -> None:

@@ -31,7 +31,8 @@ class Line:
     seconds: float = FIRST_GUESS_SECONDS
     """Moving average of the time that a run of the handler takes."""
     peak: int = 0
-    """How many ran at once at the most since ``peak_since`` (monotonic)."""
+    """How many ran at once at the most since ``peak_since`` (monotonic), and in the time before."""
+    peak_before: int = 0
     peak_since: float = 0.0
 
     def note_run(self, seconds: float) -> None:
@@ -40,10 +41,10 @@ class Line:
 
     def most_running(self, running: int) -> int:
         """Return how many ran at once a moment ago at most, given how many run now."""
-        most, now = max(self.peak, running), monotonic()
+        now = monotonic()
         if now - self.peak_since > max(PEAK_SECONDS, 2 * self.seconds):
-            self.peak, self.peak_since = running, now
-        return most
+            self.peak_before, self.peak, self.peak_since = self.peak, running, now
+        return max(self.peak_before, self.peak)
 
     def crowd(self, most: int, concurrency: int) -> Crowd:
         """What keeps its entries, of which so many ran at once: the topic's concurrency (0: none), or their
