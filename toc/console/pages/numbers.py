@@ -111,7 +111,7 @@ async def what_if(view: View) -> Content:
     fields = fields_of(name, {"pause": "7200", **view.query})
     blocks: list[Block] = [Form(fields=fields, submit="Show")]
     if "pause" not in view.query:
-        return Content("What if a topic is paused?", blocks)
+        return Content("What if a topic is paused?", blocks, view.now_ms)
     pile = await view.ask(name, view.query)
     ends = "When all of them would have started is not known."
     if pile["drained"] is not None:
