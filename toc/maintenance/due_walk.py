@@ -30,8 +30,9 @@ from toc.store.tasks.scan import Position
 
 log = get_logger(__name__)
 
-SHARE = 0.02
-"""The part of the time of a connection to each database server that all walks take, at most."""
+SHARE = 0.01
+"""The part of the time of a connection to each database server that all walks take, at most: as the slow
+passes of the sweep, so that no more than the slowest percent of tasks can meet a step."""
 PERIOD_SECONDS = {NEAR: 60.0, FAR: 600.0}
 """How often each part is counted, at most."""
 ROWS = 2000
