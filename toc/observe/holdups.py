@@ -21,8 +21,8 @@ JOIN_MS = 1500
 """Two notes of one cause are one if no more lies between them."""
 NOTES = 20
 """Most notes kept of a place."""
-LINES_A_SECOND = 1000
-"""Most late starts whose causes are written to rows in a second."""
+LINES_A_SECOND = 500
+"""Most late starts whose causes are written to rows in a second: with two processes 2 % of two cores."""
 EPISODE_MS = 60_000
 """How long an episode lasts at the most; then another one begins."""
 QUIET_MS = 10_000
