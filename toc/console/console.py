@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
 from math import ceil
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -40,10 +41,12 @@ from toc.gateway.problems import (
 )
 from toc.gateway.service import Service
 from toc.model.access import Access
-from toc.model.errors import BodyTooLarge, TocError
+from toc.model.errors import BodyTooLarge, Busy, TocError
 from toc.observe.log import get_logger
 
 log = get_logger(__name__)
+
+R = TypeVar("R")
 
 LOGIN, LOGOUT, LIVE = f"{CONSOLE}/login", f"{CONSOLE}/logout", f"{CONSOLE}/live"
 FORM_BYTES = 64 << 10
@@ -114,8 +117,8 @@ class Console:
         query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         if method == "GET":
             return self._login_page(scope, exchange, query.get("next", ""))
+        address = exchange.sender = exchange.connection.address
         form = await _form(method, exchange)
-        address = exchange.connection.address
         following = _within(form.get("next", ""))
         wait = self._sessions.wait(address)
         if wait:
@@ -187,10 +190,10 @@ class Console:
             return content
         if isinstance(content, Redirect):
             return _redirect(content.href)
-        return self._html(
-            "page.html", session, content.status, {}, content=content, live=_here(scope), now=found,
-            acts=offered(found, view, content),
-        )  # fmt: skip
+        return await self._drawn(partial(
+            self._html, "page.html", session, content.status, {}, content=content, live=_here(scope),
+            now=found, acts=offered(found, view, content),
+        ))  # fmt: skip
 
     def _find(self, path: str, method: str) -> tuple[Page, Mapping[str, str]]:
         below = path.removeprefix(CONSOLE).strip("/")
@@ -228,7 +231,10 @@ class Console:
         """Bring an open page up to date until its login ends or the process does."""
         last = ""
         while True:
-            html = await self._fragment(found, view, opened)
+            try:
+                html = await self._fragment(found, view, opened)
+            except Busy:  # the next time, then
+                html = last
             yield _event(html) if html != last else b": still here\n\n"
             last = html
             for _ in range(EVERY_SECONDS):
@@ -253,11 +259,17 @@ class Console:
         except Exception as exc:
             content = Content("", [Note(text=f"{problem_for(exc).detail}.", level="bad")])
         acts = offered(found, view, content) if isinstance(content, Content) and content.title else []
-        return self._render(
-            "blocks.html", content=content, csrf=view.session.csrf, now_ms=view.now_ms, acts=acts
-        )
+        return await self._drawn(partial(
+            self._render, "blocks.html", content=content, csrf=view.session.csrf, now_ms=view.now_ms,
+            acts=acts,
+        ))  # fmt: skip
 
     # --- HTML
+
+    async def _drawn(self, draw: Callable[[], R]) -> R:
+        """Return what is drawn of a page, which may be long: off the event loop, one after the other, in
+        turns of those who want pages. Raises Busy."""
+        return await self._service.within("pages", draw, threads=1)
 
     def _render(self, template: str, **values: Any) -> str:
         return self._templates.get_template(template).render(span=span, **values)
@@ -324,7 +336,7 @@ def _check_same_site(exchange: Exchange) -> None:
     if site is not None:
         ours = site == "same-origin"
     else:
-        ours = origin is None or urlsplit(origin).netloc == exchange.header(b"host")
+        ours = origin is None or origin.partition("://")[2] == exchange.header(b"host")
     if not ours:
         raise Problem(FORBIDDEN, "forms are sent from the console's own pages only")
 

@@ -87,7 +87,9 @@ class Sessions:
         return max(0.0, failures[-FAILURES] + FAILURE_SECONDS - self._clock.monotonic())
 
     def failed(self, address: str) -> None:
-        """Count a failed login of an address."""
+        """Count a failed login of an address; of a proxy ('') none, which speaks for many."""
+        if not address:
+            return
         failures = self._failures.pop(address, [])
         self._failures[address] = [*failures[1 - FAILURES :], self._clock.monotonic()]
         if len(self._failures) > ADDRESSES:
