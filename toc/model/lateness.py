@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from toc.model.clock import from_ms
 from toc.model.documents import parse
@@ -236,6 +236,15 @@ class Episode(NamedTuple):
             "evidence": self.evidence,
             "worker": self.who,
         }
+
+
+E = TypeVar("E", Span, Episode)
+_NAMING = (Cause.DATABASE, Cause.REDIS, Cause.NO_OWNER)
+
+
+def without_servers(one: E) -> E:
+    """Return it without evidence that may name servers and hosts, for who may not see the cluster."""
+    return one._replace(evidence="") if one.cause in _NAMING else one
 
 
 def by_cause(episodes: Iterable[Episode]) -> list[Episode]:

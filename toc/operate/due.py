@@ -22,6 +22,8 @@ OLD_MS = (NEAR.spans - MINUTES) * NEAR.length
 QUIET = 600
 """Tasks a minute that are never beyond the capacity: what has had little to do has shown little of it."""
 
+AWAY = "its database server is out of reach"
+
 
 @dataclass(slots=True)
 class Due:
@@ -52,13 +54,14 @@ class Due:
         return sums(NEAR, minutes) | sums(FAR, hours) | {"minutes": minutes[1:], "hours": hours[1:]}
 
 
-def due(store: Store, now_ms: int) -> Due:
-    """Read the counts of all tables. A server that is away is named in ``missing``."""
+def due(store: Store, now_ms: int, *, servers: bool = True) -> Due:
+    """Read the counts of all tables. What is ``missing`` is told with the error of its server only if
+    ``servers`` may be named."""
     kept = store.due_counts.kept(store.tables)
     counts: dict[str, list[Counted]] = {NEAR.name: [], FAR.name: []}
     ages: dict[str, list[tuple[int, str]]] = {NEAR.name: [], FAR.name: []}
     missing: list[Record] = [
-        {"table": store.name_of(table), "age": None, "error": str(error)}
+        {"table": store.name_of(table), "age": None, "error": str(error) if servers else AWAY}
         for table, error in kept.unanswered.items()
     ]
     for table, rows in kept.items():
@@ -98,7 +101,7 @@ class _Asked:
         now = doing.center.clock.now_ms()
         names = {topic.biz_type: topic.name for topic in _topics(doing, only)}
         whole = doing.may(Right.READ_CLUSTER)
-        self.due = due(doing.center.store, now)
+        self.due = due(doing.center.store, now, servers=whole)
         counted = self.due.counted
         self.mine = {
             biz_type: names[biz_type]

@@ -19,6 +19,7 @@ from toc.model.lateness import (
     explain,
     fill,
     late_starts,
+    without_servers,
 )
 from toc.model.pull import LEASE_ENDED
 from toc.model.sharding import created_ms
@@ -48,10 +49,13 @@ def may_be_late(row: TaskRow, now: int) -> bool:
     )
 
 
-def why(center: TimeoutCenter, row: TaskRow, topic: Topic | None, *, by_whom: bool) -> LateShown | None:
+def why(
+    center: TimeoutCenter, row: TaskRow, topic: Topic | None, *, by_whom: bool, servers: bool = True
+) -> LateShown | None:
     """Return why a task is late, as it is shown, or None if it is not or nobody knows.
 
-    ``by_whom``: whoever asks may know who paused a topic. Raises StoreUnavailable.
+    ``by_whom``: whoever asks may know who paused a topic; ``servers``: and which servers and hosts there are.
+    Raises StoreUnavailable.
     """
     now = center.clock.now_ms()
     if not may_be_late(row, now):
@@ -75,6 +79,8 @@ def why(center: TimeoutCenter, row: TaskRow, topic: Topic | None, *, by_whom: bo
             found = _counted(center, topic, due, ended)
     if found is None:
         return None
+    if not servers:
+        found = found._replace(spans=list(map(without_servers, found.spans)))
     return cast(LateShown, _with_names(center, found, topic, by_whom=by_whom).shown())
 
 

@@ -22,8 +22,14 @@ from toc.gateway.connections import Crowd
 from toc.gateway.server import server
 from toc.gateway.service import Service
 from toc.model.access import Role
-from toc.model.task import NewTask
+from toc.model.errors import StoreUnavailable
+from toc.model.lateness import Cause, Episode, LateStart, Span
+from toc.model.task import NewTask, TaskStatus
+from toc.operate.operation import Doing
+from toc.operate.operations.due import show
 from toc.operate.tokens import TokenBook, create_token
+from toc.store.servers.server import Statement
+from toc.store.servers.shards import Answers
 
 
 def test_a_page_that_is_long_to_draw_holds_up_no_other_request(
@@ -99,3 +105,41 @@ def test_an_origin_that_is_no_address_is_another_site(shared: Gateway) -> None:
     for origin in ("http://[", "http://", "", f"http://[{shared.port}", "//", "x"):
         assert stranger.post("/login", csrf="", Origin=origin).status == 403, origin
     assert "page_failed" not in shared.told()
+
+
+SERVER = "db1.internal:3306"
+
+
+def test_who_sees_some_topics_is_told_of_no_server(shared: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    center, now = shared.system.center, shared.system.center.clock.now_ms()
+    job_id = int(shared.submit("test.sync", biz_id="late").body["job_id"])
+    causes = (Cause.DATABASE, Cause.REDIS, Cause.NO_OWNER)
+    for n, cause in enumerate(causes, 1):
+        episode = Episode(
+            n, "test.sync", cause, "w", now - 9000, now, now, 1, 0, 9000, job_id, f"{SERVER} away"
+        )
+        center.store.episodes.write([episode])
+    spans = [Span(cause, now - 9000 + n, now - 8000 + n, f"{SERVER} away") for n, cause in enumerate(causes)]
+    number = center.store._shards.table_of(job_id)
+    server = center.store._shards.servers[center.store.server_of(job_id)]
+    table = center.store._shards.names[number]
+    due, ended = server.instant(now - 9000), server.instant(now)
+    update = f"UPDATE {table} SET status={TaskStatus.PROCESSED:d},action_time={due},next_time={ended},late=%s"
+    late = LateStart(0, now - 9000, now, spans).line()
+    server.run([Statement(f"{update} WHERE job_id={job_id}", [late])])
+    shared.make_token("scoped", "read", topics=("test.*",))
+    shared.make_token("whole", "read")
+    away = Answers[Any]({}, {0: StoreUnavailable(f"{SERVER} away")})
+    monkeypatch.setattr(center.store.due_counts, "kept", lambda _tables: away)
+    for name, told in (("whole", True), ("scoped", False)):
+        for path in (f"/v1/tasks/{job_id}", "/v1/late?topic=test.sync"):
+            found = shared.call("GET", path, token=name)
+            assert found.body.get("late") or found.body.get("episodes"), (path, found.body)
+            assert (SERVER in str(found.body)) is told, (name, path)
+        browser = Browser(shared, name)
+        for path in (f"/tasks/{job_id}", "/late"):
+            assert (SERVER in browser.get(path).html) is told, (name, path)
+        token = next(one for one in center.store.tokens.list() if one.name == name)
+        missing = show.do(Doing(center, name, show.right, token))["missing"]
+        assert len(missing) == 1
+        assert (SERVER in str(missing)) is told

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from toc.model.access import Action as Right
 from toc.model.clock import to_ms
-from toc.model.lateness import CAUSES, Cause, by_cause
+from toc.model.lateness import CAUSES, Cause, by_cause, without_servers
 from toc.operate.operation import Doing, Param, Record, Value, operation
 from toc.operate.operations.tasks import TOPIC
 
@@ -52,6 +52,8 @@ def late(
     elif doing.token is not None and not doing.token.everywhere:
         names = [name for name in center.catalog.known() if doing.sees(name)]
     found = center.store.episodes.list(since, limit, names, cause)
+    if not doing.may(Right.READ_CLUSTER):
+        found = list(map(without_servers, found))
     return {
         "causes": [{**one.shown(), "remedy": CAUSES[one.cause].remedy} for one in by_cause(found)],
         "episodes": [one.shown() for one in found],
