@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
 .DEFAULT_GOAL := help
-.PHONY: bench bench-guard chaos docs faults faults-long faults-page help model reference runbook setup run test test-fast check secured servers simulate sizing test-pythons clean
+.PHONY: bench bench-guard chaos docs faults faults-long faults-page help model reference runbook screenshots setup run test test-fast check secured servers simulate sizing test-pythons clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,13 @@ $(VENV)/docs: $(STAMP)
 docs: $(VENV)/docs ## the pages and the docstrings as a site that needs no server: build/docs/index.html
 	rm -rf build
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs -d build/doctrees . build/docs
+
+$(VENV)/screenshots: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --group screenshots
+	touch $@
+
+screenshots: $(VENV)/screenshots servers ## take the pictures of the console in docs/images anew
+	PYTHONPATH=tests $(BIN)/python -m screenshots
 
 MINUTES ?= 5
 chaos: $(STAMP) servers ## random faults over a local cluster: SEED=7 MINUTES=5 TASKS=100000
