@@ -21,6 +21,7 @@ from toc.loop import PREFIX
 from toc.model import wire
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.errors import (
+    Busy,
     IndexUnavailable,
     InvalidInput,
     SchemaBehind,
@@ -47,6 +48,11 @@ RETRY_SECONDS = 2.0
 """How long a job waits for a server that is away, before it tries again."""
 MAX_TASKS = 2_000_000
 """Most tasks of one job: what their numbers take of memory and of the first database stays small."""
+MOST_RUNNING = 20
+"""Most jobs of one maker that run at once: a process does a step of each in turn, so many would hold up those
+of others."""
+MOST_SEEN = 1000
+"""How many of the latest jobs a list looks at."""
 GROWTH, LEAST_GROWTH = 0.1, 10
 """By which share, or how many, tasks may have become more since whoever confirms has seen their number."""
 
@@ -54,9 +60,11 @@ GROWTH, LEAST_GROWTH = 0.1, 10
 def make_job(center: TimeoutCenter, job: BulkJob, wanted: Selection, *, seen: int) -> BulkJob:
     """Choose the tasks of a job, write it down, and return it with their number.
 
-    ``seen``: how many whoever confirms has seen. Raises InvalidInput if they are many more by now, or none.
+    ``seen``: how many whoever confirms has seen. Raises InvalidInput if they are many more by now, or none,
+    and Busy.
     """
     store = center.store
+    check_room(center, job.by)
     _check_number(store.selections.count(wanted), seen)  # before all are read
     job_ids = store.selections.ids(wanted)
     _check_number(len(job_ids), seen)
@@ -65,6 +73,13 @@ def make_job(center: TimeoutCenter, job: BulkJob, wanted: Selection, *, seen: in
     audit.intend(store, job.name, job.by, _action(job), job.topic, **told)
     store.bulk.add(made, job_ids)
     return made
+
+
+def check_room(center: TimeoutCenter, by: str) -> None:
+    """Raise Busy if too many jobs of one maker run."""
+    jobs = center.store.bulk.list(MOST_SEEN)
+    if sum(one.by == by and one.state is BulkState.RUNNING for one in jobs) >= MOST_RUNNING:
+        raise Busy(f"{MOST_RUNNING} bulk jobs of {by} run: wait for one, or stop it")
 
 
 def new_name() -> str:

@@ -18,13 +18,14 @@ from harness.system import System, small_system
 from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisServer
+from toc.model.access import Role, Token
 from toc.model.bulk import KEPT_MS
 from toc.model.clock import Clock
-from toc.model.errors import InvalidInput, StoreUnavailable
+from toc.model.errors import Busy, InvalidInput, StoreUnavailable
 from toc.model.task import NewTask, TaskStatus
 from toc.model.verdict import Failure
 from toc.model.wire import parse_instant as instant_of
-from toc.operate.bulk_jobs import STEP, BulkRunner
+from toc.operate.bulk_jobs import MOST_RUNNING, STEP, BulkRunner
 from toc.operate.operation import Doing, Operation, Record
 from toc.operate.operations import bulk
 from toc.sdk.changes import Changes
@@ -356,6 +357,32 @@ def test_jobs_are_kept_for_their_time_and_go_with_their_tasks(system: System) ->
     assert not center.store.bulk.part(done, 0).job_ids
     assert len(center.store.bulk.part(stopped, 0).job_ids) == 10
     assert run(center, running)["counts"] == {"purged": 3}
+
+
+def test_nobody_has_so_many_jobs_that_those_of_others_wait_or_cannot_be_seen(system: System) -> None:
+    center = system.center
+    submitted(center, 10)
+    submitted(center, 1, OTHER)
+    cancel = {"rate": 1, "dry_run": False, "tasks": 10}
+    mine = act(center, bulk.cancel, **{**cancel, "topic": OTHER, "confirm": OTHER})["name"]
+
+    def by_another(operation: Operation, **values: Any) -> Record:
+        token = Token("another", frozenset({Role.OPERATE}), (TOPIC,))
+        found: Record = operation.perform(Doing(center, "another", operation.right, token), values)
+        return found
+
+    all_ = {**cancel, "topic": TOPIC, "confirm": TOPIC}
+    made = [by_another(bulk.cancel, **all_)["name"] for _ in range(MOST_RUNNING)]
+    with pytest.raises(Busy, match="stop it"):
+        by_another(bulk.cancel, **all_)
+    by_another(bulk.stop, name=made[0])
+    by_another(bulk.cancel, **all_)
+    with pytest.raises(Busy, match="stop it"):
+        by_another(bulk.resume, name=made[0])
+    token = Token("mine", frozenset({Role.READ}), (OTHER,))
+    seen = bulk.list_jobs.perform(Doing(center, "mine", bulk.list_jobs.right, token), {"limit": 5})["jobs"]
+    assert [one["name"] for one in seen] == [mine], "newer jobs that it may not see took its place"
+    assert act(center, bulk.cancel, **{**cancel, "topic": OTHER, "confirm": OTHER})["tasks"] == 1
 
 
 @pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to hang up")

@@ -134,8 +134,10 @@ def _texts(values: Record) -> Record:
 )  # fmt: skip
 def list_jobs(doing: Doing, limit: int) -> Record:
     """Show bulk jobs and how far they came, the newest first."""
-    jobs = [job for job in doing.center.store.bulk.list(limit) if doing.sees(job.topic)]
-    return {"jobs": [_shown(doing, job) for job in jobs]}
+    from toc.operate.bulk_jobs import MOST_SEEN
+
+    jobs = [job for job in doing.center.store.bulk.list(MOST_SEEN) if doing.sees(job.topic)]
+    return {"jobs": [_shown(doing, job) for job in jobs[:limit]]}
 
 
 @operation("bulk.show", "GET /v1/bulk/{name}", _LOOK, "Show a bulk job", JOB)
@@ -189,6 +191,9 @@ def stop(doing: Doing, name: str) -> Record:
            check=_may_change)  # fmt: skip
 def resume(doing: Doing, name: str) -> Record:
     """Let a stopped bulk job go on where it stopped."""
+    from toc.operate.bulk_jobs import check_room
+
+    check_room(doing.center, _job(doing, name).by)
     return _move(doing, name, BulkState.STOPPED, BulkState.RUNNING)
 
 
