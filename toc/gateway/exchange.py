@@ -225,11 +225,17 @@ class Exchange:
         connection.answered()
 
     async def stream(self, status: int, headers: Headers, parts: AsyncIterator[bytes]) -> None:
-        """Send the parts of an answer as they come, until they end or the client leaves. Raises Busy before
-        the first, if too many wait already."""
+        """Send the parts of an answer as they come, until they end, one is too long for the memory that is
+        left, or the client leaves. Raises Busy before the first, if too many wait already."""
         with suppress(ClientGone, asyncio.CancelledError), self.waiting():
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            held = PART
             async for part in parts:
+                try:
+                    self.hold(len(part) - held)
+                except Busy:
+                    break
+                held = max(held, len(part))
                 await self._send({"type": "http.response.body", "body": part, "more_body": True})
             await self._send({"type": "http.response.body", "body": b""})
             self.connection.answered()

@@ -16,7 +16,7 @@ from harness.secured import Tls
 
 from toc.gateway import connections
 from toc.gateway.connections import SECONDS, ClientGone, Crowd, Phase, Places
-from toc.gateway.exchange import Exchange, Memory
+from toc.gateway.exchange import PART, Exchange, Memory
 from toc.gateway.problems import Problem
 from toc.gateway.server import server as server_for
 from toc.model.errors import BodyTooLarge, Busy
@@ -523,3 +523,37 @@ def test_memory_is_taken_before_it_is_read_and_one_sender_does_not_get_all() -> 
         memory.take("b", 100)
     memory.give("a", 400)
     memory.take("b", 100)
+
+
+def test_a_stream_takes_memory_for_its_longest_part_and_ends_without() -> None:
+    memory = Memory(1000)
+
+    async def parts() -> AsyncIterator[bytes]:
+        for more in (0, 400, 100, 700, 0):
+            yield b"x" * (PART + more)
+
+    async def streams(scope: Any, receive: Any, send: Any) -> None:
+        one = Exchange(scope, receive, send, memory)
+        one.sender = "a"
+        one.begin()
+        await one.stream(200, [], parts())
+        with pytest.raises(Busy):
+            memory.take("b", 400)  # until its end
+        one.end()
+
+    async def steps() -> None:
+        config = server_for(streams, Crowd(), shutdown_deadline=1)
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            serving = asyncio.create_task(config.serve([listener]))
+            reader, writer = await asyncio.open_connection(*listener.getsockname())
+            writer.write(ASK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+            async with asyncio.timeout(60):
+                answer = await reader.read()
+            writer.close()
+            config.should_exit = True
+            await serving
+        assert answer.count(b"x") == 3 * PART + 500
+        assert answer.endswith(b"0\r\n\r\n"), "it ends as a whole"
+
+    asyncio.run(steps())
+    memory.take("b", 450)
