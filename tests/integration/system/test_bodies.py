@@ -151,5 +151,5 @@ def test_a_try_that_was_lost_while_its_body_was_read_does_not_begin(system: Syst
     with locked_body(system, job_id):
         worker.start()
         entry.kept = LOST  # a heartbeat finds that another worker has the entry
-    assert until(lambda: worker.inflight.get(job_id) is not entry, PATIENCE)
+    worker.await_gone(job_id)
     assert (worker.runs, system.row(job_id).attempts) == ([], 0)
