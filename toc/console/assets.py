@@ -53,9 +53,13 @@ class Assets:
             "content-security-policy": "default-src 'none'; sandbox",
             "cross-origin-resource-policy": "same-origin",
         }
-        packs = any(one.strip().partition(";")[0] == "gzip" for one in (encodings or "").lower().split(","))
-        if not packs:
+        if not packs(encodings):
             return Answer(asset.plain, media_type=asset.media_type, headers=headers)
         return Answer(
             asset.packed, media_type=asset.media_type, headers={**headers, "content-encoding": "gzip"}
         )
+
+
+def packs(encodings: str | None) -> bool:
+    """Whether who sends this Accept-Encoding understands gzip."""
+    return any(one.strip().partition(";")[0] == "gzip" for one in (encodings or "").lower().split(","))

@@ -10,6 +10,7 @@ logged in learns anything, not even which pages there are.
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -21,7 +22,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from toc.console.acts import offered
-from toc.console.assets import STATIC, Assets
+from toc.console.assets import STATIC, Assets, packs
 from toc.console.pages import PAGES
 from toc.console.sessions import COOKIE, Session, Sessions
 from toc.console.shown import Content, Note, following, span
@@ -164,7 +165,7 @@ class Console:
         form = await _form(method, exchange) if method == "POST" else {}
         if method == "POST":
             sent = form.pop("csrf", None) or exchange.header(b"x-csrf-token") or ""
-            if not secrets.compare_digest(sent.encode(), session.csrf.encode()):
+            if not session.wrote(sent):
                 raise Problem(
                     FORBIDDEN, "the form is of another login: go back, reload the page, send it again"
                 )
@@ -192,7 +193,7 @@ class Console:
             return _redirect(content.href)
         return await self._drawn(partial(
             self._html, "page.html", session, content.status, {}, content=content, live=_here(scope),
-            now=found, acts=offered(found, view, content),
+            now=found, acts=offered(found, view, content), packed=packs(exchange.header(b"accept-encoding")),
         ))  # fmt: skip
 
     def _find(self, path: str, method: str) -> tuple[Page, Mapping[str, str]]:
@@ -229,10 +230,10 @@ class Console:
         self, found: Page, view: View, cookies: str | None, opened: int
     ) -> AsyncIterator[bytes]:
         """Bring an open page up to date until its login ends or the process does."""
-        last = ""
+        last, csrf = "", view.session.csrf()
         while True:
             try:
-                html = await self._fragment(found, view, opened)
+                html = await self._fragment(found, view, opened, csrf)
             except Busy:  # the next time, then
                 html = last
             yield _event(html) if html != last else b": still here\n\n"
@@ -251,7 +252,7 @@ class Console:
         except TocError:
             return False
 
-    async def _fragment(self, found: Page, view: View, opened: int) -> str:
+    async def _fragment(self, found: Page, view: View, opened: int, csrf: str) -> str:
         if not found.live:
             return self._render("age.html", age=span(max(1.0, (view.now_ms - opened) // 1000)))
         try:
@@ -260,8 +261,7 @@ class Console:
             content = Content("", [Note(text=f"{problem_for(exc).detail}.", level="bad")])
         acts = offered(found, view, content) if isinstance(content, Content) and content.title else []
         return await self._drawn(partial(
-            self._render, "blocks.html", content=content, csrf=view.session.csrf, now_ms=view.now_ms,
-            acts=acts,
+            self._render, "blocks.html", content=content, csrf=csrf, now_ms=view.now_ms, acts=acts,
         ))  # fmt: skip
 
     # --- HTML
@@ -275,16 +275,20 @@ class Console:
         return self._templates.get_template(template).render(span=span, **values)
 
     def _html(
-        self, template: str, session: Session | None, status: int, headers: Mapping[str, str], **values: Any
-    ) -> Answer:
+        self, template: str, session: Session | None, status: int, headers: Mapping[str, str], *,
+        packed: bool = False, **values: Any,
+    ) -> Answer:  # fmt: skip
         nonce = secrets.token_urlsafe(16)
-        text = self._render(
-            template, nonce=nonce, session=session, menu=_menu(session), csrf=session.csrf if session else "",
-            now_ms=self._service.center.clock.now_ms(), **{"now": None, "acts": [], **values},
-        )  # fmt: skip
+        common = {"nonce": nonce, "session": session, "menu": _menu(session), "now": None, "acts": []}
+        common |= {"csrf": session.csrf() if session else "", "now_ms": self._service.center.clock.now_ms()}
+        text = self._render(template, **{**common, **values})
         policy = _POLICY.format(nonce=nonce)
         more = {**_SAFE, **headers, "content-security-policy": policy}
-        return Answer(text.encode("utf-8", "replace"), status, "text/html; charset=utf-8", headers=more)
+        data = text.encode("utf-8", "replace")
+        if packed:
+            data = gzip.compress(data, 6, mtime=0)
+            more |= {"content-encoding": "gzip", "vary": "accept-encoding"}
+        return Answer(data, status, "text/html; charset=utf-8", headers=more)
 
 
 def _menu(session: Session | None) -> list[Page]:

@@ -9,6 +9,7 @@ expired or made anew ends it within a second.
 from __future__ import annotations
 
 import hmac
+import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 
@@ -28,10 +29,26 @@ _HASH, _END = 32, 8
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A login. ``csrf`` is in each form of its pages."""
+    """A login."""
 
     token: Token
-    csrf: str
+    secret: bytes
+    """What its CSRF tokens are made of."""
+
+    def csrf(self) -> str:
+        """Return a token for the forms of a page. It is another text each time: pages are compressed, and
+        what is the same on many could be found out by their lengths (BREACH)."""
+        mask = secrets.token_bytes(len(self.secret))
+        return (mask + _xor(mask, self.secret)).hex()
+
+    def wrote(self, csrf: str) -> bool:
+        """Whether a form is of one of this login's pages."""
+        try:
+            sent = bytes.fromhex(csrf)
+        except ValueError:
+            return False
+        half = len(sent) // 2
+        return hmac.compare_digest(_xor(sent[:half], sent[half:]), self.secret)
 
 
 class Sessions:
@@ -74,7 +91,7 @@ class Sessions:
         token = self._book.of(payload[:_HASH])
         if token is None or not hmac.compare_digest(seal, self._seal(payload, token.name)):
             return None
-        return Session(token, hmac.digest(self._key, b"csrf" + data, "sha256").hex())
+        return Session(token, hmac.digest(self._key, b"csrf" + data, "sha256"))
 
     def _seal(self, payload: bytes, name: str) -> bytes:
         return hmac.digest(self._key, payload + name.encode(), "sha256")
@@ -94,3 +111,7 @@ class Sessions:
         self._failures[address] = [*failures[1 - FAILURES :], self._clock.monotonic()]
         if len(self._failures) > ADDRESSES:
             del self._failures[next(iter(self._failures))]
+
+
+def _xor(one: bytes, other: bytes) -> bytes:
+    return bytes(a ^ b for a, b in zip(one, other, strict=False))

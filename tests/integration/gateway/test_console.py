@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -297,7 +298,15 @@ def test_a_first_visit_is_small_on_the_wire(shared: Gateway) -> None:
     browser = Browser(shared)
     total = len(browser.get("/login").html)
     page = browser.get("").html
-    total += len(page.encode())
+    with browser.asked("GET", "/console", more={"Accept-Encoding": "gzip"}) as answer:
+        assert answer.getheader("Content-Encoding") == "gzip"
+        packed = answer.read()
+    tokens = [
+        re.findall(r'name="csrf" value="(\w+)"', one) for one in (gzip.decompress(packed).decode(), page)
+    ]
+    assert all(tokens)
+    assert set(tokens[0]).isdisjoint(tokens[1]), "compressed pages have the same secret"
+    total += len(packed)
     files = set(re.findall(r'(?:src|href)="(/console/static/[^"]+)"', page))
     assert len(files) == 8, files
     for path in files:
