@@ -279,7 +279,13 @@ class Console:
         packed: bool = False, **values: Any,
     ) -> Answer:  # fmt: skip
         nonce = secrets.token_urlsafe(16)
-        common = {"nonce": nonce, "session": session, "menu": _menu(session), "now": None, "acts": []}
+        common: dict[str, Any] = {
+            "nonce": nonce,
+            "session": session,
+            "menu": _menu(session),
+            "now": None,
+            "acts": [],
+        }
         common |= {"csrf": session.csrf() if session else "", "now_ms": self._service.center.clock.now_ms()}
         text = self._render(template, **{**common, **values})
         policy = _POLICY.format(nonce=nonce)
