@@ -42,6 +42,7 @@ MAX_WORDS = {
     "docs/guarantees.md": 2200,
     "docs/install.md": 2500,
     "docs/run.md": 6260,
+    "docs/scale.md": 1500,
     "docs/reference.md": 7120,
     "docs/architecture.md": 2750,
     "docs/decisions.md": 2800,
