@@ -9,6 +9,7 @@ gateway and the servers use more than without it.
 from __future__ import annotations
 
 import argparse
+import gzip
 import http.client
 import json
 import re
@@ -101,7 +102,7 @@ def pages(reader: Reader, paths: list[str]) -> dict[str, str]:
 def first_visit(reader: Reader) -> int:
     """Bytes of the first page and all that it loads, without headers."""
     page = reader.get("/console")
-    assets = set(re.findall(r'(?:src|href)="(/console/static/[^"]+)"', page.decode()))
+    assets = set(re.findall(r'(?:src|href)="(/console/static/[^"]+)"', gzip.decompress(page).decode()))
     return len(page) + sum(len(reader.get(one)) for one in assets)
 
 
