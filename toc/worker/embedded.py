@@ -26,7 +26,7 @@ from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, apart
 from toc.worker.control import ControlPipe
 from toc.worker.daemon.keeper import Keeper
-from toc.worker.daemon.minutes import Minutes
+from toc.worker.daemon.minutes import LAST_SECONDS, Minutes
 from toc.worker.daemon.processes import Child
 from toc.worker.daemon.start import check_servers
 from toc.worker.daemon.successors import RESTART_CAP_SECONDS
@@ -112,7 +112,7 @@ class _Keeper(Keeper[_Life]):
             self._slots.stop()
             self._ended.set()
             if self._minutes.is_alive():
-                self._minutes.join()
+                self._minutes.join(LAST_SECONDS)
             self.center.close()
             self._selector.close()
             self._bell.close()

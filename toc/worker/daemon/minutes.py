@@ -34,6 +34,8 @@ from toc.store.records.minutes import MinuteRow, MinuteTable
 log = get_logger(__name__)
 
 RETRY_SECONDS = 5.0
+LAST_SECONDS = 3.0
+"""How long who stops waits for the last minute to be written: the first database may hang."""
 COMPLAIN_SECONDS = 600.0
 
 

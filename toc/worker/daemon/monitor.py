@@ -49,7 +49,7 @@ from toc.observe.metrics import (
 )
 from toc.store.store import Store
 from toc.worker.daemon.http import Answer, listen
-from toc.worker.daemon.minutes import Minutes
+from toc.worker.daemon.minutes import LAST_SECONDS, Minutes
 from toc.worker.daemon.state import State, faults, lacks, notes
 
 log = get_logger(__name__)
@@ -60,8 +60,6 @@ LOOK_SHARE = 50
 """The pause lasts at least this many times as long as the check took, so checks take at most 2 % of
 a core."""
 LOOK_TIMEOUT_SECONDS = 1.0
-LAST_MINUTE_SECONDS = 3.0
-"""How long a daemon that stops waits for its last minute to be written."""
 
 
 class Monitor:
@@ -156,7 +154,7 @@ class Monitor:
         self._stopped.set()
         self._queues.close()
         if self._minutes.is_alive():
-            self._minutes.join(LAST_MINUTE_SECONDS)
+            self._minutes.join(LAST_SECONDS)
         server, self._server = self._server, None
         if server is not None:
             if self._started:
