@@ -42,7 +42,7 @@ def test_a_topic_that_is_limited_does_not_hold_up_another_nor_is_much_of_it_take
     assert len(system.pending(slow)) == len(slow)
     slots = system.center.catalog.get(topic).slots()
     peeks = system.center.queues.peek(slots).values()
-    assert 0 < sum(0 if isinstance(peek, Exception) else peek.prepared for peek in peeks) <= 15
+    assert 0 < sum(0 if isinstance(peek, Exception) else peek.prepared for peek in peeks) <= 30, "not all 40"
     system.daemons[0].kill()
 
 
