@@ -281,9 +281,7 @@ def _serve(scripts: socket.socket) -> None:
     import toc.console.console
     import toc.coordination.operator
     import toc.coordination.zookeeper
-    import toc.dev.demo.orders
     import toc.dev.demo.run
-    import toc.dev.demo.stage
     import toc.dev.local.embedded
     import toc.dialects.process
     import toc.gateway.app

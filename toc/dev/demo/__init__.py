@@ -1,1 +1,1 @@
-"""Order lifecycles on a real stack, with an exact oracle: what `toc demo` runs."""
+"""Orders on a real stack, each with the outcome that it must have: what `toc demo` runs."""

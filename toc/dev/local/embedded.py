@@ -9,7 +9,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -71,6 +72,25 @@ def write_config(path: Path, settings: Mapping[str, Any]) -> Path:
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in settings.items()]
     path.write_text("".join(lines))
     return path
+
+
+@contextmanager
+def only_config(path: Path) -> Iterator[None]:
+    """Within the block, settings come from this file alone, not from TOC_* variables of the caller, but for
+    those of the log."""
+    before = {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith("TOC_") and not name.startswith("TOC_LOG_")
+    }
+    for name in before:
+        del os.environ[name]
+    os.environ["TOC_CONFIG"] = str(path)
+    try:
+        yield
+    finally:
+        del os.environ["TOC_CONFIG"]
+        os.environ.update(before)
 
 
 def make_directory(path: Path) -> None:
