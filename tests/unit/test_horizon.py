@@ -1,0 +1,191 @@
+"""The horizon is the longest step up to which the index fits its budget, by what is in use and is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from toc.model.due import FAR, NEAR, Counted
+from toc.model.horizon import (
+    AIM,
+    ENTRY_BYTES,
+    FEW,
+    LEAST,
+    STEPS,
+    Budget,
+    Choice,
+    Node,
+    Span,
+    choose,
+    pending,
+    reach,
+    room,
+    spans,
+    steps,
+)
+
+DAY = 86_400
+NOW = 1_800_000_000_000
+MINUTE = NEAR.length
+
+
+def even(per_second: float, seconds: int = 3600, own: int = DAY) -> list[Span]:
+    """Spans of a minute in which as many tasks a second come due."""
+    return [
+        Span(NOW + n * MINUTE, NOW + (n + 1) * MINUTE, own * 1000, round(60 * per_second))
+        for n in range(seconds // 60)
+    ]
+
+
+def node(used: float, budget: float, ahead: int, name: str = "r1") -> Node:
+    return Node(name, round(used * ENTRY_BYTES), round(budget * ENTRY_BYTES), ahead)
+
+
+def chosen(
+    *nodes: Node, due: Sequence[Span] = (), present: int = DAY, standing: float = 0.0, may_grow: bool = True
+) -> Choice | None:
+    """The choice if ``standing`` entries a second stand in the index."""
+    return choose(
+        nodes, due, NOW, present=present, most=DAY, may_grow=may_grow,
+        standing=lambda seconds: round(standing * seconds),
+    )  # fmt: skip
+
+
+def test_each_step_is_more_than_a_fifth_longer_than_the_one_before() -> None:
+    assert all(1.2 * shorter < longer for shorter, longer in pairwise(STEPS))
+    assert STEPS[0] == LEAST
+    assert STEPS[-1] >= 10 * 366 * DAY
+    assert steps(3600)[-2:] == [3253, 3600]
+    assert steps(10) == [10]
+
+
+@pytest.mark.parametrize(
+    ("text", "of_gib", "of_none"),
+    [
+        ("60%", 644_245_094, None),
+        (" 100 %", 1 << 30, None),
+        ("512MiB", 512 << 20, 512 << 20),
+        ("4GiB", 1 << 30, 4 << 30),
+        ("1TiB", 1 << 30, 1 << 40),
+        ("7KiB", 7 << 10, 7 << 10),
+    ],
+)
+def test_a_budget_is_a_share_of_what_there_is_or_bytes(text: str, of_gib: int, of_none: int | None) -> None:
+    budget = Budget.of(text)
+    assert budget is not None
+    assert (budget.on(1 << 30), budget.on(0)) == (of_gib, of_none)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "60", "0%", "101%", "0GiB", "4GB", "-5%", "1.5GiB", "60%%", "GiB", "٣%"]
+)
+def test_what_is_no_budget_is_refused(text: str) -> None:
+    assert Budget.of(text) is None
+
+
+@pytest.mark.parametrize("rate", [0.1, 1, 10, 1000, 100_000])
+def test_a_horizon_is_the_longest_step_that_fits(rate: float) -> None:
+    fitting = [step for step in steps(DAY) if rate * step <= 100_000]
+    assert reach(lambda seconds: rate * seconds, 100_000, DAY) == max(fitting, default=LEAST)
+
+
+def test_room_is_what_is_free_beside_all_else_and_the_fullest_node_decides() -> None:
+    assert room([node(1000, 5000, 400)]) == pytest.approx(4400)
+    assert room([node(1000, 5000, 400)], AIM) == pytest.approx(3900)
+    # Half of all entries are on each: the second one has room for 500 more, so both may have that many.
+    assert room([node(1000, 5000, 400), node(4500, 5000, 400, "r2")]) == pytest.approx(1800)
+    assert room([node(0, 100, 0)] * 4) == pytest.approx(400), "an empty index is taken to fill evenly"
+    assert room([node(9000, 5000, 400)]) < 0
+
+
+def test_without_pressure_and_without_counts_nothing_changes() -> None:
+    assert chosen(node(500, 1000, 400)) is None
+    assert chosen(node(1000, 1000, 900)) is None
+
+
+def test_what_exceeds_the_budget_is_removed_down_to_a_tenth_below_it() -> None:
+    # 10 a second stand; 11,000 entries use 11,100 of 10,000: 8,900 may stay.
+    choice = chosen(node(11_100, 10_000, 11_000), standing=10, present=DAY)
+    assert choice == Choice(reach(lambda s: 10 * s, 8900, DAY), "r1 uses 111 % of its budget", remove=True)
+    assert choice is not None
+    assert 10 * choice.seconds <= 8900
+
+
+def test_if_what_is_too_much_lies_beyond_the_horizon_already_it_is_only_removed() -> None:
+    choice = chosen(node(11_100, 10_000, 11_000), standing=10, present=60)
+    assert choice is not None
+    assert (choice.seconds, choice.remove) == (60, True)
+
+
+def test_if_nothing_fits_the_horizon_is_the_shortest() -> None:
+    choice = chosen(node(20_000, 10_000, 10), standing=10, present=DAY)
+    assert choice is not None
+    assert (choice.seconds, choice.remove) == (LEAST, True)
+
+
+def test_a_burst_that_the_horizon_is_about_to_reach_makes_it_shorter_before_anything_is_read() -> None:
+    at = NOW + 3600_000
+    burst = [Span(at, at + MINUTE, DAY * 1000, 50_000)]
+    before = chosen(node(100, 10_000, 50), due=burst, present=3500)
+    assert before is None, "it is not reached yet"
+    choice = chosen(node(100, 10_000, 50), due=burst, present=3599)
+    assert choice is not None
+    assert not choice.remove
+    assert 0.75 * 3599 < choice.seconds < 3585
+
+
+def test_it_grows_when_everything_up_to_there_fits_with_a_minute_to_spare() -> None:
+    due, fits = even(10), 9000
+    choice = chosen(node(700, 10_000, 600), due=due, present=60)
+    assert choice is not None
+    assert pending(due, NOW, choice.seconds, more=1) <= fits
+    assert choice.seconds == max(s for s in STEPS if 10 * (s + 15) // 600 * 600 + 1200 <= fits)
+    assert chosen(node(700, 10_000, 600), due=due, present=60, may_grow=False) is None
+
+
+def test_it_neither_grows_nor_shrinks_as_a_steady_load_goes_from_minute_to_minute() -> None:
+    """Whatever the place within the minute at which it is asked."""
+    for rate in (3, 10, 40, 100):
+        due = even(rate)
+        first = chosen(node(100, 10_000, 50), due=due, present=LEAST)
+        present = LEAST if first is None else first.seconds
+        for second in range(180):
+            now = NOW + second * 1000
+            ahead = rate * present
+            found = choose(
+                [node(ahead + 50, 10_000, ahead)], due, now, present=present, most=DAY, may_grow=True,
+                standing=(1).__mul__,
+            )  # fmt: skip
+            assert found is None or found.seconds >= present, (rate, second, found)
+            if found is not None:
+                present = found.seconds
+
+
+def test_it_does_not_grow_by_counts_that_know_little_of_what_the_index_holds() -> None:
+    full = node(5000, 10_000, 2 * FEW)
+    assert chosen(full, due=even(0.1), present=60) is None
+    assert chosen(full, due=even(1), present=60) is not None
+
+
+def test_a_topic_counts_up_to_its_own_horizon() -> None:
+    short, long = even(10, own=60), even(1)
+    assert pending(short, NOW, 3000) == pending(short, NOW, 60)
+    assert pending([*short, *long], NOW, 600) == pending(short, NOW, 60) + pending(long, NOW, 600)
+
+
+def test_spans_are_what_all_tables_count_up_to_beyond_the_last_hour() -> None:
+    minute, hour = NOW // NEAR.length, NOW // FAR.length
+    near = Counted(minute, {1: [9, *([6] * 90)], 2: [0, 3]})
+    far = Counted(hour, {1: [70, *([360] * 169)], -1: [0, 0, 0, 0, 5]})
+    found = spans({"minutes": [near, near], "hours": [far]}, {1: 60, 2: 600}, NOW)
+    of_one = [span for span in found if span.own == 60_000]
+    assert [span.due for span in of_one[:60]] == [12] * 60, "the overdue ones are not ahead"
+    assert of_one[-1].due == 70 + 360, "what is later, and what the count of hours has in reserve"
+    assert of_one[-1].begin == of_one[-2].end
+    others = [span for span in found if span.own == 600_000]
+    assert sorted(span.due for span in others) == [5, 6]
+    assert all(a.end <= b.begin for a, b in pairwise(of_one))
+    over = pending(found, NOW + 30 * MINUTE, 0)
+    assert over == 12, "what is over counts no more"

@@ -1,0 +1,172 @@
+"""How far ahead the index reaches, so that what is pending up to then fits a budget of memory. All is pure.
+
+The horizon is one of STEPS, each a quarter more than the one before. The bytes that the servers say are in
+use are the truth: once they exceed the budget, the horizon becomes the largest step up to which the entries
+that stand in the index leave room. The counts of what comes due (toc.model.due) say ahead of time what will
+not fit, such as a burst that the horizon is about to reach, and how much further it may reach.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, Self
+
+from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, total
+from toc.model.what_if import spread
+
+LEAST = 30
+"""The shortest horizon, in seconds: what is due so soon is indexed whatever it takes."""
+STEPS = [round(LEAST * 1.25**number) for number in range(74)]
+"""In seconds, up to ten years."""
+ENTRY_BYTES = 140
+"""What an entry takes, at most. If it takes less, the horizon comes to its right value in more steps."""
+AIM = 0.9
+"""The part of the budget that is left full when entries are removed, and that a longer horizon may fill."""
+LEAD_MS = 15_000
+"""What the horizon reaches within this time counts as reached: until then everybody knows a shorter one."""
+KNOWN = 1.25
+"""The counts are too old to grow by if the index holds so many times what they know of."""
+FEW = 1000
+"""Entries that may be unknown to the counts in any case."""
+
+_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_FORM = re.compile(r"([0-9]{1,15})\s*(%|[KMGT]iB)")
+BUDGET_FORM = "a percentage of maxmemory such as 60%, or bytes such as 4GiB"
+
+
+class Budget(NamedTuple):
+    """How much of its memory each Redis node may use: a share of its maxmemory, or ``bytes`` if not 0."""
+
+    share: float
+    bytes: int = 0
+
+    @classmethod
+    def of(cls, text: str) -> Self | None:
+        """Read ``60%`` or ``4GiB``. None if it is neither, or no amount that makes sense."""
+        if not (found := _FORM.fullmatch(text.strip())) or not (number := int(found[1])):
+            return None
+        if found[2] != "%":
+            return cls(1.0, number * _BYTES[found[2]])
+        return cls(number / 100) if number <= 100 else None
+
+    def on(self, maxmemory: int) -> int | None:
+        """Return the bytes on a node with this maxmemory (0: it has none), or None for no bound."""
+        return int(self.share * min(maxmemory or self.bytes, self.bytes or maxmemory)) or None
+
+
+class Node(NamedTuple):
+    """A Redis node: bytes in use, those of its budget, and its entries that are due later."""
+
+    name: str
+    used: int
+    budget: int
+    ahead: int
+
+    def room(self, part: float) -> float:
+        """How many entries that are due later fit in a part of the budget, beside all else that is there."""
+        return (part * self.budget - self.used) / ENTRY_BYTES + self.ahead
+
+
+def room(nodes: Sequence[Node], part: float = 1.0) -> float:
+    """Return how many entries of all nodes fit if they spread as they do now: the fullest node decides."""
+    every = sum(node.ahead for node in nodes) + len(nodes)
+    return min(node.room(part) * every / (node.ahead + 1) for node in nodes)
+
+
+class Span(NamedTuple):
+    """So many tasks (``due``) come due from ``begin`` to ``end`` (ms), of topics whose own horizon is ``own``
+    ms."""
+
+    begin: int
+    end: int
+    own: int
+    due: int
+
+
+def spans(counts: Mapping[str, Sequence[Counted]], own: Mapping[int, int], now_ms: int) -> list[Span]:
+    """Return what comes due, in spans that do not overlap.
+
+    ``counts`` are those of all tables, by the name of the part; ``own``: the topics' own horizons (s) by
+    biz_type.
+    """
+    minutes = total(NEAR, counts[NEAR.name], now_ms, MINUTES)
+    hours = total(FAR, counts[FAR.name], now_ms, HOURS)
+    found = []
+    for biz_type in minutes.keys() | hours.keys():
+        reaches = own.get(biz_type, max(own.values(), default=0)) * 1000
+        near, far = minutes.get(biz_type, [0] * (MINUTES + 1)), hours.get(biz_type, [0] * (HOURS + 1))
+        told = spread(now_ms, near[1:], far[1:])
+        later = told[-1][1], told[-1][1] + FAR.length, far[0]
+        found += [Span(begin, end, reaches, due) for begin, end, due in (*told, later) if due]
+    return found
+
+
+def pending(spans: Iterable[Span], now_ms: int, seconds: float, *, more: int = 0) -> int:
+    """Return how many tasks come due within a horizon and so many lengths of a span ``more``.
+
+    A span counts as a whole as soon as it is reached: all of it may be due at its first instant.
+    """
+    reached = now_ms + LEAD_MS + seconds * 1000
+    return sum(
+        span.due
+        for span in spans
+        if span.end > now_ms
+        and span.begin - more * (span.end - span.begin) <= min(reached, now_ms + LEAD_MS + span.own)
+    )
+
+
+def steps(most: int) -> list[int]:
+    """Return the horizons (s) that are possible if no topic has a longer one than ``most``."""
+    return [*(step for step in STEPS if step < most), most]
+
+
+def reach(need: Callable[[int], float], fits: float, most: int) -> int:
+    """Return the longest horizon (s) that needs no more than fits, or else the shortest.
+
+    ``need`` returns the entries that a horizon needs. It is asked about few of them.
+    """
+    possible = steps(most)
+    low, high = 0, len(possible) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if need(possible[middle]) <= fits else (low, middle - 1)
+    return possible[low]
+
+
+class Choice(NamedTuple):
+    """Another horizon (s), or the same; why; and whether entries beyond it are to be removed."""
+
+    seconds: int
+    why: str
+    remove: bool = False
+
+
+def choose(
+    nodes: Sequence[Node],
+    spans: Sequence[Span],
+    now_ms: int,
+    *,
+    present: int,
+    most: int,
+    may_grow: bool,
+    standing: Callable[[int], int],
+) -> Choice | None:
+    """Return what becomes of the ``present`` horizon (s); None: nothing.
+
+    ``most``: the longest horizon of a topic. ``standing`` counts the entries that stand in the index within a
+    horizon. ``may_grow``: everybody has known the present one for a while.
+    """
+    fullest = max(nodes, key=lambda node: node.used / node.budget)
+    what = f"{fullest.name} uses {100 * fullest.used / fullest.budget:.0f} % of its budget"
+    if fullest.used > fullest.budget:
+        return Choice(min(reach(standing, room(nodes, AIM), most), present), what, remove=True)
+    if pending(spans, now_ms, present) > (fits := room(nodes)) and present > LEAST:
+        fitting = reach(lambda seconds: pending(spans, now_ms, seconds), fits, most)
+        return Choice(min(fitting, present), f"what is due within {present} s does not fit; {what}")
+    known = KNOWN * pending(spans, now_ms, most) + FEW >= sum(node.ahead for node in nodes)
+    if may_grow and known:
+        # With one span more, so that it need not shrink when the next one is reached.
+        grown = reach(lambda seconds: pending(spans, now_ms, seconds, more=1), room(nodes, AIM), most)
+        return Choice(grown, what) if grown > present else None
+    return None
