@@ -87,6 +87,7 @@ _DURATIONS = {
     "retention", "expires_in", "every", "window", "jitter", "timeout", "worst_seconds", "lateness_p50",
     "lateness_p99",
 }  # fmt: skip
+_NAME = re.compile(r"\{(\w+)\}")
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}(Z|[+-]\d\d:\d\d)")
 _LINKS = {
     "job_id": "/console/tasks/{job_id}",
@@ -149,7 +150,7 @@ def columns(text: str, **links: str) -> tuple[Column, ...]:
 
 def path(pattern: str, values: Mapping[str, Any]) -> str:
     """Return a path or query with values instead of their {names}, each encoded."""
-    return pattern.format_map({name: quote(str(value), safe="") for name, value in values.items()})
+    return _NAME.sub(lambda name: quote(str(values[name[1]]), safe=""), pattern)
 
 
 @dataclass(frozen=True)

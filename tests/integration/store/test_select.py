@@ -104,13 +104,6 @@ def _pages(store: Store, wanted: Selection, limit: int, *, back: bool = False) -
             return pages
 
 
-@pytest.fixture
-def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first look reads few rows of each table, as it does where there are 1,024 of them."""
-    monkeypatch.setattr(select, "FIRST_LOOK", 64)
-
-
-@pytest.mark.usefixtures("narrow")
 def test_a_page_is_full_while_tasks_are_left_however_they_lie_in_the_tables(
     fresh_store: Store, new_row: NewRow
 ) -> None:
@@ -125,7 +118,6 @@ def test_a_page_is_full_while_tasks_are_left_however_they_lie_in_the_tables(
             ]
 
 
-@pytest.mark.usefixtures("narrow")
 def test_tasks_of_one_table_and_of_one_biz_id_fill_their_pages(fresh_store: Store, new_row: NewRow) -> None:
     heap = [new_row(biz_id=1, biz_type=8, next_time=T0 + n) for n in range(250)]
     others = [new_row(biz_id=n, next_time=T0 + n) for n in range(100)]
@@ -138,7 +130,6 @@ def test_tasks_of_one_table_and_of_one_biz_id_fill_their_pages(fresh_store: Stor
         assert _pages(fresh_store, wanted, 100) == [ids[:100], ids[100:200], ids[200:]]
 
 
-@pytest.mark.usefixtures("narrow")
 def test_a_page_reads_a_bounded_number_of_rows_and_the_next_goes_on_there(
     fresh_store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,4 +142,4 @@ def test_a_page_reads_a_bounded_number_of_rows_and_the_next_goes_on_there(
     for back, ends in ((False, [first, last]), (True, [last, first])):
         pages = _pages(fresh_store, Selection(TaskStatus.PENDING, biz_type=8), 10, back=back)
         assert [job_id for page in pages for job_id in page] == [row.job_id for row in ends]
-        assert 900 / (64 + 200) <= len(pages) < 12
+        assert 900 / (4 * 64 + 200) <= len(pages) < 12

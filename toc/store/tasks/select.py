@@ -23,8 +23,8 @@ Cursor = tuple[int, int]
 
 PAGE = 2000
 """Rows that a command asks for at once."""
-FIRST_LOOK = 4096
-"""Rows that a page reads of all tables at first, roughly."""
+MIN_EACH = 4
+"""Rows of each table that a page reads at first, at least; of all tables twice what it shows."""
 PAGE_ROWS = 16_384
 """Rows that one page reads after that, at most."""
 END_OF_TIME = 253_402_300_799_000  # the last second of the year 9999, the last that DATETIME holds
@@ -100,7 +100,7 @@ class Selections:
         """
         tables = list(self._tables(wanted))
         reached = dict.fromkeys(tables, start)  # how far each table has been read that may have more
-        each = max(2, min(limit + 1, FIRST_LOOK // len(tables)))
+        each = max(MIN_EACH, min(limit + 1, 2 * limit // len(tables)))
         left, asked, cursors = PAGE_ROWS, reached, list[Cursor]()
         while True:
             found = self._read_page(wanted, asked, each, back=back)
