@@ -74,17 +74,19 @@ def settle(contract: Contract) -> None:
 # --- session=
 
 
-def test_a_task_of_a_session_is_indexed_after_its_commit_and_not_at_the_release_of_a_savepoint(
-    idle: Contract, engine: Engine
+@pytest.mark.parametrize("by", ["session", "connection"])
+def test_a_task_is_there_and_indexed_after_the_commit_and_not_at_the_release_of_a_savepoint(
+    idle: Contract, engine: Engine, by: str
 ) -> None:
-    with Session(engine) as session, session.begin():
-        session.add(Order())
-        with session.begin_nested():
-            job_id = idle.center.submit("c.plain", biz_id=1, delay=3600, session=session)
-        savepoint = session.begin_nested()
-        lost = idle.center.submit("c.plain", biz_id=1, delay=3600, session=session)
+    with Session(engine) if by == "session" else engine.connect() as place, place.begin():
+        where: Any = {by: place}
+        with place.begin_nested():
+            job_id = idle.center.submit("c.plain", biz_id=1, delay=3600, **where)
+        savepoint = place.begin_nested()
+        lost = idle.center.submit("c.plain", biz_id=1, delay=3600, **where)
         savepoint.rollback()
         settle(idle)
+        assert idle.center.get(job_id) is None
         assert not indexed(idle, job_id)
     idle.wait(lambda: appeared(idle, job_id), "the commit is followed")
     assert idle.center.get(lost) is None
@@ -333,6 +335,12 @@ def test_a_transaction_sees_and_changes_what_it_has_submitted(idle: Contract, en
         moved = center.reschedule(one, action_time=soon(), connection=connection)
         gone = center.cancel(two, connection=connection)
         again = center.cancel(two, connection=connection)
+        of_now: Any = {"delay": 60, "dedup_key": "now", "connection": connection}
+        ends = center.submit("c.plain", biz_id=14, expires_at=soon(), **of_now)
+        with pytest.raises(errors.DedupConflict, match="another body"):
+            center.submit("c.plain", biz_id=14, body=b"another", **of_now)
+        with pytest.raises(errors.InvalidExpiry):
+            center.reschedule(ends, action_time=soon(9999), connection=connection)
     assert moved.outcome is RescheduleOutcome.RESCHEDULED
     assert gone.outcome is again.outcome is CancelOutcome.CANCELLED
     assert idle.status(one) == 0

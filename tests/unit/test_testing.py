@@ -8,9 +8,7 @@ import re
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +24,13 @@ from toc import (
     CancelOutcome,
     InvalidInput,
     NewTask,
-    RescheduleOutcome,
     SubmitUnknown,
     Task,
     TaskStatus,
     TimeoutCenter,
     Unavailable,
 )
-from toc.model.errors import ConfigError, DedupConflict, DuplicateHandler, InvalidExpiry, NotCommitted
+from toc.model.errors import ConfigError, DuplicateHandler
 from toc.testing import InjectedFailure, KitError, NeedsAwait, Toc, TooManyCalls, running
 
 PROCESSED, PENDING, DEAD = TaskStatus.PROCESSED, TaskStatus.PENDING, TaskStatus.DEAD
@@ -346,32 +343,6 @@ def test_a_worker_of_the_application_leaves_its_tasks_to_the_test(toc: Toc) -> N
     assert toc.tasks(status=PENDING) == []
 
 
-def test_a_task_of_a_session_appears_when_the_session_commits(toc: Toc, shop: Shop, tmp_path: Path) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-    try:
-        with Session(engine) as session:
-            first = shop.center.submit("order.close", biz_id=1, delay=60, session=session)
-            assert shop.center.cancel_by_biz("order.close", 9, session=session)
-            assert toc.tasks() == []
-            session.commit()
-            assert [task.job_id for task in toc.tasks()] == [first]
-            with session.begin_nested():
-                shop.center.submit("order.close", biz_id=2, delay=60, session=session)
-            with suppress(ZeroDivisionError), session.begin_nested():
-                shop.center.submit("order.close", biz_id=3, delay=60, session=session)
-                _ = 1 / 0
-            change = shop.center.cancel(first, session=session)
-            with pytest.raises(NotCommitted):
-                _ = change.outcome
-            session.commit()
-            assert change.outcome is CancelOutcome.CANCELLED
-            shop.center.submit("order.close", biz_id=4, delay=60, session=session)
-            session.rollback()
-        assert [task.biz_id for task in toc.tasks(status=PENDING)] == [2]
-    finally:
-        engine.dispose()
-
-
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_session_commits_also_where_the_test_rolls_everything_back(
     toc: Toc, shop: Shop, tmp_path: Path, commits: bool
@@ -387,73 +358,6 @@ def test_a_session_commits_also_where_the_test_rolls_everything_back(
                 assert [task.biz_id for task in toc.tasks()] == [1] * commits
             around.rollback()
         assert toc.advance("1m") == commits
-    finally:
-        engine.dispose()
-
-
-def test_a_task_of_a_connection_appears_when_its_transaction_commits(
-    toc: Toc, shop: Shop, tmp_path: Path
-) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-    try:
-        with engine.begin() as connection:
-            with connection.begin_nested():
-                one = shop.center.submit(
-                    "order.close", biz_id=1, delay=60, dedup_key="a", connection=connection
-                )
-            assert one == shop.center.submit(
-                "order.close", biz_id=1, delay=60, dedup_key="a", connection=connection
-            )
-            inner = connection.begin_nested()
-            shop.center.submit("order.close", biz_id=2, delay=60, connection=connection)
-            inner.rollback()
-            later = shop.center.reschedule(
-                one, action_time=toc.now + timedelta(hours=1), connection=connection
-            )
-        assert [task.job_id for task in toc.tasks()] == [one]
-        assert later.outcome is RescheduleOutcome.RESCHEDULED
-        with suppress(ZeroDivisionError), engine.begin() as connection:
-            shop.center.submit("order.close", biz_id=3, delay=60, connection=connection)
-            _ = 1 / 0
-        assert toc.advance("1h") == 1
-        assert shop.ran == [1]
-    finally:
-        engine.dispose()
-
-
-def test_a_transaction_refuses_what_production_refuses(toc: Toc, shop: Shop, tmp_path: Path) -> None:
-    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-    submit = partial(shop.center.submit, "order.close", biz_id=1, delay=60)
-    others = [
-        NewTask("order.close", 2, 60),
-        NewTask("order.close", 1, 60, dedup_key="a", attribute={"sum": 2}),
-    ]
-    try:
-        with Session(engine) as session:
-            one = submit(dedup_key="a", expires_at=toc.now + timedelta(hours=1), session=session)
-            with pytest.raises(DedupConflict):
-                submit(dedup_key="a", body=b"another", session=session)
-            with pytest.raises(DedupConflict):  # and none of the call is submitted
-                shop.center.submit_many(others, session=session)
-            with pytest.raises(InvalidExpiry):
-                shop.center.reschedule(one, action_time=toc.now + timedelta(hours=2), session=session)
-            session.commit()
-            with pytest.raises(InvalidExpiry):
-                shop.center.reschedule(one, action_time=toc.now + timedelta(hours=2), session=session)
-        assert [task.job_id for task in toc.tasks()] == [one]
-    finally:
-        engine.dispose()
-
-
-def test_a_submit_begins_the_transaction_of_its_connection(toc: Toc, shop: Shop, tmp_path: Path) -> None:
-    """It is the first statement in production, which SQLAlchemy begins a transaction for."""
-    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-    try:
-        with engine.connect() as connection:
-            for biz_id, end in ((1, connection.commit), (2, connection.rollback), (3, connection.commit)):
-                shop.center.submit("order.close", biz_id=biz_id, delay=60, connection=connection)
-                end()
-        assert {task.biz_id for task in toc.tasks()} == {1, 3}
     finally:
         engine.dispose()
 

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault.kit.proxy import Proxy
+from fault.kit.proxy import Proxy, through
 from harness import secured
 from harness.gateway import Gateway
 from harness.patience import in_a_moment, until
 from harness.system import System, small_system
-from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisServer
 from toc.model.access import Role, Token
@@ -286,8 +285,7 @@ def test_a_job_waits_for_a_server_that_is_away_says_so_and_goes_on(
     tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
 ) -> None:
     with Proxy(mariadb.port) as proxy:
-        second = make_url(mariadb.url).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
-        urls = [mariadb.url, second.render_as_string(hide_password=False)]
+        urls = [mariadb.url, through(proxy, mariadb.url)]
         system = small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls)
         try:
             system.create_topics()
@@ -390,8 +388,7 @@ def test_while_the_first_database_is_away_nothing_is_done_twice_and_then_it_goes
     tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
 ) -> None:
     with Proxy(mariadb.port) as proxy:
-        first = make_url(mariadb.url).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
-        urls = [first.render_as_string(hide_password=False), mariadb.url]
+        urls = [through(proxy, mariadb.url), mariadb.url]
         system = small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls)
         try:
             system.create_topics()

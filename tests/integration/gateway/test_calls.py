@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from harness.gateway import Gateway
 from harness.patience import until
+from harness.rows import change
 
 from toc.gateway.app import CALLS
 from toc.gateway.calls import HttpCall
@@ -67,8 +68,7 @@ def test_a_damaged_row_is_named_on_its_page_and_hides_no_other(shared: Gateway) 
     made = shared.call("POST", "/v1/topics/test.sync/tasks:batch", {"tasks": tasks}).body["tasks"]
     job_ids = [one["job_id"] for one in made]
     store = shared.system.center.store
-    server, name = store._shards.servers[0], store._shards.names[store._shards.table_of(int(job_ids[1]))]
-    server.run([Statement(f"UPDATE {name} SET attribute='[1]' WHERE job_id={job_ids[1]}")])
+    change(store, job_ids[1], "attribute='[1]'")
     try:
         for query in ("biz_id=4242", f"topic=test.sync&due_after={later:%Y-%m-%dT%H:%M:%SZ}"):
             page = shared.call("GET", f"/v1/tasks?{query}")
@@ -80,15 +80,13 @@ def test_a_damaged_row_is_named_on_its_page_and_hides_no_other(shared: Gateway) 
         one = shared.call("GET", f"/v1/tasks/{job_ids[1]}")
         assert (one.status, one.body["type"]) == (409, "/docs#unreadable-task")
     finally:
-        server.run([Statement(f"UPDATE {name} SET attribute='{{}}' WHERE job_id={job_ids[1]}")])
+        change(store, job_ids[1], "attribute='{}'")
 
 
 def test_a_history_has_its_times_as_texts_and_its_durations_in_seconds(shared: Gateway) -> None:
     job_id = shared.submit(biz_id=1).body["job_id"]
-    store = shared.system.center.store
-    server, name = store._shards.servers[0], store._shards.names[store._shards.table_of(int(job_id))]
     failed = FailedTry(1, 0, 0, 1_700_000_000_047, "down", 500, 47, 1_700_000_060_000)
-    server.run([Statement(f"UPDATE {name} SET history=%s WHERE job_id={job_id}", [line(failed)])])
+    change(shared.system.center.store, job_id, "history=%s", line(failed))
     assert shared.call("GET", f"/v1/tasks/{job_id}/history").body["tries"] == [
         {
             "attempt": 1, "crashes": 0, "version": 0, "at": "2023-11-14T22:13:20.047Z", "error": "down",
@@ -247,8 +245,7 @@ def test_a_topic_that_another_process_has_just_made_is_known_and_what_has_none_i
     job_id = center.submit("new.topic", biz_id=1, delay=60)
     assert shared.call("GET", f"/v1/tasks/{job_id}", token="narrow").body["topic"] == "new.topic"
     orphan = shared.submit("test.sync", biz_id=2).body["job_id"]
-    name = center.store._shards.names[center.store._shards.table_of(int(orphan))]
-    center.store._shards.servers[0].run([Statement(f"UPDATE {name} SET biz_type=999 WHERE job_id={orphan}")])
+    change(center.store, orphan, "biz_type=999")
     assert shared.call("GET", f"/v1/tasks/{orphan}", token="narrow").status == 404
     assert shared.call("DELETE", f"/v1/tasks/{orphan}", token="narrow").status == 404
     assert shared.call("GET", f"/v1/tasks/{orphan}").body["topic"] == "biz_type-999"

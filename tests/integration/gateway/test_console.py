@@ -17,6 +17,7 @@ import pytest
 from harness.console import Browser
 from harness.gateway import Gateway
 from harness.patience import until
+from harness.rows import change
 
 from toc.config import Settings
 from toc.console.pages import PAGES
@@ -26,7 +27,6 @@ from toc.model.lateness import Cause, Episode
 from toc.model.topic import Topic
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.secretbox import new_key
-from toc.store.servers.server import Statement
 from toc.store.tasks.history import FailedTry, line
 
 
@@ -193,17 +193,14 @@ def active(html: str) -> list[str]:
 @pytest.fixture(scope="module")
 def filled(shared: Gateway) -> dict[str, str]:
     """Something of each kind that has a page, with what does harm elsewhere. Returns a path for each page."""
-    store = shared.system.center.store
     value = HOSTILE.replace("\x00", "").replace("\x1b", "")
     attribute = {value: [value], "deep": json.loads(DEEP)}
     given: dict[str, Any] = {"biz_id": value, "attribute": attribute, "dedup_key": value[:60]}
     job_id = shared.submit(**given, body="x" * (1 << 20)).body["job_id"]
     failed = [FailedTry(n, 0, 0, 1_700_000_000_047, HOSTILE, stack=HOSTILE + "\nline") for n in (1, 2)]
     for number, status in ((job_id, 0), (shared.submit(**{**given, "dedup_key": "2"}).body["job_id"], 4)):
-        table = store._shards.table_of(int(number))
-        server, name = store._shards.servers[store.server_of(int(number))], store._shards.names[table]
-        update = f"UPDATE {name} SET status={status},last_error=%s,history=%s WHERE job_id={number}"
-        server.run([Statement(update, [HOSTILE * 5, "".join(map(line, failed))])])
+        sets, history = f"status={status},last_error=%s,history=%s", "".join(map(line, failed))
+        change(shared.system.center.store, number, sets, HOSTILE * 5, history)
     schedule = {"name": "nightly", "topic": "test.sync", "cron": "30 2 * * *", "zone": "Europe/Berlin"}
     assert shared.call("POST", "/v1/schedules", {**schedule, "attribute": {"x": value}}).status == 201
     shared.submit("test.batch", biz_id=value)
@@ -348,12 +345,8 @@ def test_dead_tasks_are_grouped_by_their_errors(shared: Gateway) -> None:
     shared.call("POST", "/v1/topics", {"name": "test.grouped", "biz_type": 978, "slot_amount": 1})
     for n in range(3):
         job_id = shared.submit("test.grouped", biz_id=n).body["job_id"]
-        store = shared.system.center.store
-        name = store._shards.names[store._shards.table_of(int(job_id))]
-        update = (
-            f"UPDATE {name} SET status=4,last_error='order {n} is 4711 days old\nmore' WHERE job_id={job_id}"
-        )
-        store._shards.servers[store.server_of(int(job_id))].run([Statement(update)])
+        dead = f"status=4,last_error='order {n} is 4711 days old\nmore'"
+        change(shared.system.center.store, job_id, dead)
     found = shared.call("GET", "/v1/dead:groups?topic=test.grouped", token="read").body
     assert [(one["error"], one["tasks"], one["contains"]) for one in found["groups"]] == [
         ("order # is # days old", 3, " days old")

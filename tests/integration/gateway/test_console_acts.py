@@ -9,13 +9,12 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from fault.kit.proxy import Proxy
+from fault.kit.proxy import Proxy, through
 from harness import secured
 from harness.console import Browser, Shown
 from harness.gateway import Gateway
 from harness.patience import until
 from harness.system import System, small_system
-from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisServer, ZooKeeper
 from toc.console.acts import ACTS, Act
@@ -376,10 +375,9 @@ def through_proxy(
     if secured.SECURED:
         pytest.skip("a proxy must be able to hang up")
     with Proxy(mariadb.port) as proxy:
-        url = make_url(mariadb.url).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
         system: System = small_system(
             tmp_path_factory.mktemp("away"), clean_redis, mariadb, database_prefix,
-            database_urls=[url.render_as_string(hide_password=False)],
+            database_urls=[through(proxy, mariadb.url)],
         )  # fmt: skip
         system.create_topics()
         gateway = Gateway(system)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from harness.console import Browser
 from harness.gateway import Gateway
+from harness.rows import change
 from harness.system import System
 
 from toc.console.console import Console
@@ -28,7 +29,6 @@ from toc.model.task import NewTask, TaskStatus
 from toc.operate.operation import Doing
 from toc.operate.operations.due import show
 from toc.operate.tokens import TokenBook, create_token
-from toc.store.servers.server import Statement
 from toc.store.servers.shards import Answers
 
 
@@ -120,13 +120,10 @@ def test_who_sees_some_topics_is_told_of_no_server(shared: Gateway, monkeypatch:
         )
         center.store.episodes.write([episode])
     spans = [Span(cause, now - 9000 + n, now - 8000 + n, f"{SERVER} away") for n, cause in enumerate(causes)]
-    number = center.store._shards.table_of(job_id)
     server = center.store._shards.servers[center.store.server_of(job_id)]
-    table = center.store._shards.names[number]
     due, ended = server.instant(now - 9000), server.instant(now)
-    update = f"UPDATE {table} SET status={TaskStatus.PROCESSED:d},action_time={due},next_time={ended},late=%s"
-    late = LateStart(0, now - 9000, now, spans).line()
-    server.run([Statement(f"{update} WHERE job_id={job_id}", [late])])
+    sets = f"status={TaskStatus.PROCESSED:d},action_time={due},next_time={ended},late=%s"
+    change(center.store, job_id, sets, LateStart(0, now - 9000, now, spans).line())
     shared.make_token("scoped", "read", topics=("test.*",))
     shared.make_token("whole", "read")
     away = Answers[Any]({}, {0: StoreUnavailable(f"{SERVER} away")})

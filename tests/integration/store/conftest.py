@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
-from fault.kit.proxy import Proxy
+from fault.kit.proxy import Proxy, through
 from harness import secured
 from sqlalchemy import create_engine
-from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB
 from toc.model.clock import Clock
@@ -137,8 +136,7 @@ def through_proxy(mysql_place: Place, proxy: Proxy) -> Iterator[Store]:
     """The task table in MariaDB, reached through the proxy (without TLS, so that it can read along)."""
     if secured.SECURED:
         pytest.skip("a proxy that eats replies must read along, which TLS is there to prevent")
-    url = make_url(mysql_place.urls[0]).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
-    store = mysql_place.open(urls=[url.render_as_string(hide_password=False)])
+    store = mysql_place.open(urls=[through(proxy, mysql_place.urls[0])])
     yield store
     store.close()
 

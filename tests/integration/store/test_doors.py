@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fault.kit.proxy import Proxy
 from harness.clocks import StandingClock
-from harness.rows import insert_many
+from harness.rows import change, insert_many
 
 from toc import NewTask, Settings, TimeoutCenter
 from toc.model.access import Role, Token
@@ -32,7 +32,6 @@ from toc.model.topic import Delivery, Topic
 from toc.operate.audit import audited
 from toc.operate.templates import ensure_topic
 from toc.operate.tokens import PREFIX, digest, revoke_token
-from toc.store.servers.server import Statement
 from toc.store.store import Store
 from toc.store.tasks.batch import OpenTasks
 
@@ -130,19 +129,15 @@ def test_open_tasks_are_counted_and_those_that_are_held_only_while_they_are(
     insert_many(store, [*rows, new_row(biz_type=8)])
     tables = range(sum(map(len, store.tables_of_server())))
     assert store.count_open(tables, 9) == OpenTasks(4, 0, 1)
-    shards = store._shards
     for row, sets in (
         (rows[0], "lease_owner=1,lease_until={later}"),
         (rows[1], "lease_owner=1,lease_until={before}"),
         (rows[2], "pull_nonce=X'00112233445566778899aabbccddeeff',next_time={later}"),
         (rows[3], "pull_nonce=X'00112233445566778899aabbccddeeff',next_time={before}"),
     ):
-        table = shards.table_of(row.job_id)
-        server = shards.server_of[table]
-        now = Clock().now_ms()
+        server, now = store._shards.servers[store.server_of(row.job_id)], Clock().now_ms()
         fields = sets.format(later=server.instant(now + 60_000), before=server.instant(now - 60_000))
-        update = f"UPDATE {shards.names[table]} SET {fields} WHERE job_id={row.job_id}"
-        server.run([Statement(update)])
+        change(store, row.job_id, fields)
     assert store.count_open(tables, 9) == OpenTasks(4, 2, 1)
 
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
-from fault.kit.proxy import Proxy
+from fault.kit.proxy import Proxy, through
 from harness.rows import insert_many
 from integration.store import conftest
 from sqlalchemy import create_engine
-from sqlalchemy.engine import make_url
 
 from toc.maintenance import due_walk
 from toc.maintenance.due_walk import PERIOD_SECONDS, SHARE, DueWalk
@@ -292,8 +291,7 @@ def test_what_a_server_that_is_away_holds_is_missing_by_name_and_the_rest_stands
     walking.round()
     before = due(mysql_store, NOW)
     assert before.missing == []
-    away = make_url(mysql_place.urls[1]).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
-    urls = [mysql_place.urls[0], away.render_as_string(hide_password=False)]
+    urls = [mysql_place.urls[0], through(proxy, mysql_place.urls[1])]
     proxy.close()
     store = mysql_place.open(urls=urls)
     try:

@@ -9,11 +9,10 @@ import pytest
 from harness.clocks import PushedClock
 from harness.leases import taken
 from harness.patience import until
-from harness.rows import insert
+from harness.rows import change, insert
 
 from toc.model.task import TaskRow, TaskStatus, TryRow
 from toc.model.verdict import CRASHED, Failure, after_expiry
-from toc.store.servers.server import Statement
 from toc.store.store import Store
 from toc.store.tasks.batch import Guard
 from toc.store.tasks.leases import RAN_OUT
@@ -179,10 +178,7 @@ def test_who_only_renews_takes_no_lease_where_nobody_has_one(one: Store, two: St
 
 def test_a_lease_whose_end_was_emptied_by_hand_has_ended(one: Store, two: Store, row: TaskRow) -> None:
     assert taken(one.leases, {row.job_id: 30}) == {row.job_id}
-    shards = two._shards
-    table = shards.table_of(row.job_id)
-    emptied = f"UPDATE {shards.names[table]} SET lease_until=NULL WHERE job_id={row.job_id:d}"
-    shards.server_of[table].run([Statement(emptied)])
+    change(two, row.job_id, "lease_until=NULL")
     assert lease(two, row) == RAN_OUT
     crash = Failure(row.job_id, row.version, row.attempts, row.crashes, 1, 1, row.next_time, "crashed")
     assert two.crash([crash]) == {row.job_id: Guard.APPLIED}

@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from harness.hands import Hands, Pair, in_five_minutes, submit_due
+from harness.hands import Pair, in_five_minutes, submit_due
 from harness.patience import PATIENCE, until
 from harness.system import System
-from sqlalchemy import create_engine
+from harness.tables import raw
 
 from toc import NewTask, TaskStatus
 from toc.model.errors import BodyGone
@@ -60,30 +60,14 @@ def test_each_try_has_its_body_whatever_dies_moves_or_fails_and_the_purge_leaves
     assert late is not None
     with pytest.raises(BodyGone):
         _ = late.body
-    assert bodies(system, "SELECT COUNT(*) FROM {}") == 0
+    assert bodies(system) == 0
 
 
-def bodies(system: System, query: str) -> int:
-    """Run a statement on every table of bodies, and add what it returns or affects."""
-    engine = create_engine(system.settings.database_urls[0])
-    with engine.begin() as connection:
-        found = 0
-        for table in range(8):
-            name = f"{system.settings.database_prefix}{table % 2}.timeout_body_{table:04d}"
-            result = connection.exec_driver_sql(query.format(name))
-            found += result.scalar_one() if result.returns_rows else result.rowcount
-    engine.dispose()
-    return found
-
-
-def rest(worker: Hands, what: Callable[[], bool]) -> None:
-    """Let the worker settle what it let go."""
-
-    def settled() -> bool:
-        worker.finish()
-        return what()
-
-    assert until(settled, PATIENCE)
+def bodies(system: System) -> int:
+    """How many there are."""
+    names = (f"{system.settings.database_prefix}{n % 2}.timeout_body_{n:04d}" for n in range(8))
+    with raw(system.settings) as connection:
+        return sum(connection.exec_driver_sql(f"SELECT COUNT(*) FROM {name}").scalar_one() for name in names)
 
 
 def test_a_try_whose_task_was_given_a_new_deadline_meanwhile_does_not_begin_and_is_not_charged(
@@ -94,7 +78,7 @@ def test_a_try_whose_task_was_given_a_new_deadline_meanwhile_does_not_begin_and_
     worker.take()
     system.center.reschedule(job_id, action_time=in_five_minutes())
     worker.start()
-    rest(worker, lambda: worker.inflight.get(job_id) is None)
+    worker.await_gone(job_id)
     row = system.row(job_id)
     assert (worker.runs, row.status, row.attempts, row.crashes) == ([], TaskStatus.PENDING, 0, 0)
 
@@ -109,16 +93,10 @@ def test_a_try_whose_body_cannot_be_read_now_is_put_away_uncharged(system: Syste
     worker, _ = hands
     job_id = submit_due(system, b"body")
     worker.take()
-    table = (job_id >> 12 & 1023) % 8
-    engine = create_engine(system.settings.database_urls[0])
-    with engine.connect() as connection:
-        name = f"{system.settings.database_prefix}{table % 2}.timeout_body_{table:04d}"
-        connection.exec_driver_sql(f"LOCK TABLES {name} WRITE")
+    with locked_body(system, job_id):
         worker.start()
-        rest(worker, lambda: worker.inflight.get(job_id) is None)
+        worker.await_gone(job_id)
         assert worker.runs == []
-        connection.exec_driver_sql("UNLOCK TABLES")
-    engine.dispose()
 
     def runs() -> bool:
         worker.take()
@@ -134,13 +112,11 @@ def test_a_try_whose_body_cannot_be_read_now_is_put_away_uncharged(system: Syste
 def locked_body(system: System, job_id: int) -> Iterator[None]:
     """The row of a task can be read, its body cannot."""
     table = (job_id >> 12 & 1023) % 8
-    engine = create_engine(system.settings.database_urls[0])
-    with engine.connect() as connection:
-        name = f"{system.settings.database_prefix}{table % 2}.timeout_body_{table:04d}"
+    name = f"{system.settings.database_prefix}{table % 2}.timeout_body_{table:04d}"
+    with raw(system.settings) as connection:
         connection.exec_driver_sql(f"LOCK TABLES {name} WRITE")
         yield
         connection.exec_driver_sql("UNLOCK TABLES")
-    engine.dispose()
 
 
 def test_a_try_that_was_lost_while_its_body_was_read_does_not_begin(system: System, hands: Pair) -> None:

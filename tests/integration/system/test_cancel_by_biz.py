@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from fault.kit.proxy import Proxy
+from fault.kit.proxy import Proxy, through
 from harness import secured
 from harness.schema import make_tables
-from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisServer
 from toc import CancelOutcome, Settings, TimeoutCenter
@@ -19,9 +18,8 @@ def test_a_cancel_answers_although_its_topic_is_not_known_here_and_the_topic_tab
     mariadb: MariaDB, clean_redis: RedisServer, database_prefix: str
 ) -> None:
     with Proxy(mariadb.port) as proxy:
-        first = make_url(mariadb.url).set(port=proxy.port).update_query_dict({"ssl_disabled": "true"})
         settings = Settings(
-            database_urls=[first.render_as_string(hide_password=False), mariadb.url],
+            database_urls=[through(proxy, mariadb.url), mariadb.url],
             databases=2,
             tables=2,
             database_prefix=database_prefix,

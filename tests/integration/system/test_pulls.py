@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from harness.patience import PATIENCE
 from harness.pulls import Run, opened_pulls
+from harness.rows import change
 from harness.system import System
 
 from benchmarks.local import RedisServer
@@ -27,7 +28,6 @@ from toc.pull.handed_out import HandedOut
 from toc.pull.mover import Moves
 from toc.pull.pulls import Pulls
 from toc.sdk.server_batcher import MAX_WAITING
-from toc.store.servers.server import Statement
 
 TOPIC = "test.pulled"
 
@@ -253,9 +253,7 @@ def test_a_lease_is_only_what_was_handed_out_and_only_of_a_pulled_topic(
         store.topics.create(Topic("test.handled", 12, 4))
         pulled.center.catalog.refresh()
         between = pulled.center.submit("test.handled", biz_id=2, delay=60)
-        table = store._shards.table_of(between)
-        tried = f"UPDATE {store._shards.names[table]} SET attempts=1 WHERE job_id={between}"
-        store._shards.server_of[table].run([Statement(tried)])
+        change(store, between, "attempts=1")
         before = store.read([held, between])
         for made_up in (
             key.text(bytes(32)),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 
+from harness.rows import change
 from harness.system import System
 
 from toc import TaskStatus
 from toc.operate.operation import Doing
 from toc.operate.operations.topics import resume
-from toc.store.servers.server import Statement
 
 STAMPED = [
     ("test.sync", 16, "slots_raised"),
@@ -28,13 +28,12 @@ def test_rows_that_are_stamped_otherwise_than_their_topic_run_and_the_topic_stay
     store = system.center.store
     system.create_topics(slots=4)
     daemon = system.start(processes=1)
-    server, before = store._shards.servers[0], {topic.name for topic in store.topics.list()}
+    before = {topic.name for topic in store.topics.list()}
     stamped: dict[int, str | None] = {}
     for topic, amount, event in STAMPED:
         for n in range(8):
             job_id = system.center.submit(topic, biz_id=n, delay=6)
-            table = store._shards.names[store._shards.table_of(job_id)]
-            server.run([Statement(f"UPDATE {table} SET slot_amount={amount:d} WHERE job_id={job_id}")])
+            change(store, job_id, f"slot_amount={amount:d}")
             stamped[job_id] = event
     system.wait(lambda: not system.pending(stamped), "all have run", 60)
     assert {len(system.starts(job_id)) for job_id in stamped} == {1}
