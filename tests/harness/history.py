@@ -319,8 +319,7 @@ class Client:
     def purge_dead(self, job_ids: Sequence[int]) -> None:
         """Remove dead tasks for good, as an operator does."""
         with self._recorded("purge", jobs=list(job_ids)):
-            for _ in bulk.purge_dead(self.center, job_ids):
-                pass
+            bulk.purge_dead(self.center, job_ids)
 
     @contextmanager
     def _recorded(self, op: str, **asked: object) -> Iterator[dict[str, Any]]:

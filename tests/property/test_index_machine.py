@@ -58,7 +58,7 @@ from toc.model.clock import Clock, from_ms
 from toc.model.raised import Raised, raised
 from toc.model.task import TaskRow
 from toc.model.topic import Backoff
-from toc.operate.bulk import last_counts, redrive
+from toc.operate.bulk import redrive
 from toc.sdk import client
 from toc.store.migrate import Migrator
 from toc.store.servers.health import Health
@@ -325,7 +325,7 @@ class Machine(RuleBasedStateMachine):
     @rule()
     def redrive_all(self) -> None:
         dead = self._dead()
-        last_counts(redrive(self.center, dead))
+        redrive(self.center, dead)
         for job_id in dead:
             before, after = self.tasks[job_id].row, self._row(job_id)
             assert (after.status, after.version) == (TaskStatus.PENDING, before.version + 1)

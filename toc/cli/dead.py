@@ -34,7 +34,7 @@ def _show_groups(record: Record, *, as_json: bool) -> None:
     show(record["groups"], as_json=as_json, empty="no dead tasks")
 
 
-@command(app, dead.redrive, limit=None, next=None)
+@command(app, dead.redrive)
 def _show_redriven(record: Record, values: Record, *, as_json: bool) -> None:
     """Example: toc dead redrive --error "connection refused" --after 2h --all --dry-run"""
     unknown = record.pop("unknown", 0)
@@ -42,7 +42,7 @@ def _show_redriven(record: Record, values: Record, *, as_json: bool) -> None:
     _all_of_them(values, unknown)
 
 
-@command(app, dead.purge, limit=None, next=None)
+@command(app, dead.purge)
 def _show_purged(record: Record, values: Record, *, as_json: bool) -> None:
     """Asks first, unless JOB_IDs are given. Exits with 4 if some were left because their Redis server was out
     of reach.

@@ -130,8 +130,7 @@ _PENDING, _DEAD = ("status", ("pending",)), ("status", ("dead",))
 ACTS = (
     Act("cancel-task", "DELETE /v1/tasks/{job_id}", _TASK, "Cancel", when=_PENDING, danger=True),
     Act("reschedule-task", "PATCH /v1/tasks/{job_id}", _TASK, "Reschedule", when=_PENDING),
-    Act("redrive-task", "POST /v1/dead:redrive", _TASK, "Redrive", when=_DEAD, given={"job_ids": "job_id"},
-        hides=("topic", "biz_id", "due_after", "due_before", "error", "all", "limit", "next")),
+    Act("redrive-task", "POST /v1/dead:redrive", _TASK, "Redrive", when=_DEAD, given={"job_ids": "job_id"}),
     Act("submit", "POST /v1/topics/{topic}/tasks", _TOPIC, "Create a task", then=_TASK,
         hides=("slot_basis", "past", "on_conflict", "body_base64", "content_type", "target", "url")),
     Act("pause-topic", "POST /v1/topics/{topic}:pause", _TOPIC, "Pause", when=("paused", (False,)),

@@ -233,9 +233,7 @@ class Lmstfy(Dialect):
     async def _purge(self, dead: Sequence[TaskRow]) -> int:
         """Delete dead jobs. Returns how many. Raises IndexUnavailable if some are left."""
         ids = [row.job_id for row in dead]
-        counts = await self.service.within(
-            LONG, partial(bulk.last_counts, bulk.purge_dead(self.service.center, ids))
-        )
+        counts = await self.service.within(LONG, partial(bulk.purge_dead, self.service.center, ids))
         if counts["left"]:
             raise IndexUnavailable(f"{counts['left']} dead jobs were not deleted")
         return counts["purged"]
@@ -272,7 +270,7 @@ class Lmstfy(Dialect):
         """End the ready jobs of a queue. Those that wait for their time or are being worked on stay."""
         while ready := await self._page(on_queue, TaskStatus.PENDING, PAGE):
             ids = [row.job_id for row in ready]
-            await self.service.within(LONG, partial(bulk.last_counts, bulk.cancel(self.service.center, ids)))
+            await self.service.within(LONG, partial(bulk.cancel, self.service.center, ids))
         return reply(None, 204, on_queue.where.call)
 
     async def _peek_dead(self, on_queue: QueueRequest) -> Reply:
@@ -295,13 +293,9 @@ class Lmstfy(Dialect):
             if not dead:
                 break
             now = center.clock.now_ms()
-            steps = bulk.redrive(
-                center,
-                [row.job_id for row in dead],
-                tries=1,
-                expires_at=min(now + 1000 * ttl, LATEST_MS) if ttl else 0,
-            )
-            done = await self.service.within(LONG, partial(bulk.last_counts, steps))
+            ids, ends = [row.job_id for row in dead], min(now + 1000 * ttl, LATEST_MS) if ttl else 0
+            redrive = partial(bulk.redrive, center, ids, tries=1, expires_at=ends)
+            done = await self.service.within(LONG, redrive)
             count += done["redriven"]
         return reply({"msg": "respawned", "count": count}, 200, on_queue.where.call)
 

@@ -33,6 +33,11 @@ class BulkKind(StrEnum):
         """What whoever makes, stops or resumes such a job must be allowed to do on its topic."""
         return Right(self.value)
 
+    @property
+    def status(self) -> str:
+        """The status of the tasks that it is for."""
+        return "pending" if self in (BulkKind.CANCEL, BulkKind.RESCHEDULE) else "dead"
+
 
 class BulkState(StrEnum):
     """What becomes of a job. Only ``stopped`` can be resumed."""

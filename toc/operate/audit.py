@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -33,14 +33,6 @@ log = get_logger(__name__)
 
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
 MAX_ERROR = 1000
-MAX_IDS = 1000
-"""Most job_ids in the details of a change to many tasks."""
-
-
-def tasks_chosen(job_ids: Sequence[int]) -> dict[str, Any]:
-    """Return how many tasks a change is about, and which: all of them, or those named ``first_job_ids``."""
-    name = "job_ids" if len(job_ids) <= MAX_IDS else "first_job_ids"
-    return {"tasks": len(job_ids), name: [str(job_id) for job_id in job_ids[:MAX_IDS]]}
 
 
 def action_record(row: AuditRow) -> dict[str, Any]:

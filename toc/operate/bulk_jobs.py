@@ -1,4 +1,4 @@
-"""Bulk jobs: made by operators, done by gateway processes in steps.
+"""Bulk jobs: made by operators, done in steps by gateway processes, or by the command that made one.
 
 A step does the next STEP tasks, then writes their outcomes and how far the job came, in one transaction.
 After a kill -9 another process repeats one step at most, once the lease of the dead one has ended. That is
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -46,6 +47,8 @@ LOOK_SECONDS = 1.0
 """How often a process looks for jobs that nobody works on."""
 RETRY_SECONDS = 2.0
 """How long a job waits for a server that is away, before it tries again."""
+CLOSE_SECONDS = 1.0
+"""How long a command that has worked on jobs waits to let go of those of others."""
 MAX_TASKS = 2_000_000
 """Most tasks of one job: what their numbers take of memory and of the first database stays small."""
 MOST_RUNNING = 20
@@ -126,7 +129,7 @@ def job_record(job: BulkJob, now_ms: int) -> dict[str, Any]:
 
 
 def _cancel(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> dict[int, str]:
-    return {job_id: outcome.value for job_id, outcome in bulk.cancel_some(center, job_ids).items()}
+    return {job_id: outcome.value for job_id, outcome in bulk.cancel(center, job_ids).items()}
 
 
 def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> dict[int, str]:
@@ -141,13 +144,12 @@ def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> 
 
 
 def _redrive(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> dict[int, str]:
-    bulk.redrive_some(center, job_ids)
+    bulk.redrive(center, job_ids)
     return dict.fromkeys(center.store.read(job_ids), BulkOutcome.REDRIVEN)
 
 
 def _purge(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> dict[int, str]:
-    _, left, _ = bulk.purge_some(center, job_ids)
-    if left:
+    if bulk.purge_dead(center, job_ids)["left"]:
         raise IndexUnavailable("some entries cannot be removed")
     found: dict[int, str] = dict.fromkeys(job_ids, BulkOutcome.PURGED)
     return found | dict.fromkeys(center.store.read(job_ids), BulkOutcome.NOT_DEAD)
@@ -176,7 +178,7 @@ class _Held:
 
 
 class BulkRunner:
-    """Does the jobs of a system, as one of its gateway processes. Call ``run_once`` on a thread of its own,
+    """Does the jobs of a system, as one of those processes. Call ``run_once`` on a thread of its own,
     again after the seconds that it returns."""
 
     def __init__(self, center: TimeoutCenter) -> None:
@@ -291,6 +293,28 @@ class BulkRunner:
             self._held.pop(name, None)
             if found is BulkState.STOPPED:
                 self._table.let_go(name, self._owner)
+
+
+def work_off(center: TimeoutCenter, name: str, progress: Callable[[str], None]) -> Mapping[str, int]:
+    """Work on a job, beside gateways, until it has ended. Returns how many of its tasks had which outcome.
+
+    An exception from outside, such as Ctrl-C, stops the job. Raises TocError if somebody has stopped it.
+    """
+    table, runner = center.store.bulk, BulkRunner(center)
+    try:
+        while (job := table.get(name)).state is BulkState.RUNNING:
+            progress(f"bulk job {name}: {job.done} of {job.tasks}" + (f"; {job.error}" if job.error else ""))
+            time.sleep(runner.run_once())
+    except BaseException:
+        with suppress(TocError):
+            table.move(name, BulkState.RUNNING, BulkState.STOPPED)
+        raise
+    finally:
+        runner.close(CLOSE_SECONDS)
+    if job.state is BulkState.STOPPED:
+        why = f": {job.error}" if job.error else ""
+        raise TocError(f"bulk job {name} was stopped after {job.done} of {job.tasks} tasks{why}")
+    return job.counts or {}
 
 
 def _failure(job: BulkJob, error: Exception) -> str:

@@ -15,7 +15,7 @@ Delete goes in this order, and can be repeated after any interruption:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -180,8 +180,8 @@ def delete_topic(
         if purge:
             if found.prepared or found.rows.held:
                 raise TopicInUse(f"topic {name!r} was not deleted, because its tasks may run: {found}")
-            for step in _end_tasks(center, topic):
-                progress(f"{step.done} tasks ended")
+            progress(f"until its tasks have ended: {found}")
+            _end_tasks(center, topic)
             found = use_of(center, topic)
         if any(found.rows) or found.prepared:
             hint = "; --purge cancels the pending and deletes the dead ones" if not purge else "; try again"
@@ -211,12 +211,11 @@ def _check_paused(topic: Topic, what: str) -> None:
         )
 
 
-def _end_tasks(center: TimeoutCenter, topic: Topic) -> Iterator[bulk.BulkStep]:
+def _end_tasks(center: TimeoutCenter, topic: Topic) -> None:
     """Cancel the pending tasks of a topic, and delete the dead ones."""
-    for status, end in ((TaskStatus.PENDING, bulk.cancel), (TaskStatus.DEAD, bulk.purge_dead)):
-        chosen = center.store.selections.ids(Selection(status, biz_type=topic.biz_type))
-        if chosen:
-            yield from end(center, chosen)
+    selections = center.store.selections
+    bulk.cancel(center, selections.ids(Selection(TaskStatus.PENDING, biz_type=topic.biz_type)))
+    bulk.purge_dead(center, selections.ids(Selection(TaskStatus.DEAD, biz_type=topic.biz_type)))
 
 
 def _forget(center: TimeoutCenter, topic: Topic) -> None:

@@ -20,11 +20,11 @@ from benchmarks.local import MariaDB, RedisServer
 from toc.model.access import Role, Token
 from toc.model.bulk import KEPT_MS
 from toc.model.clock import Clock
-from toc.model.errors import Busy, InvalidInput, StoreUnavailable
+from toc.model.errors import Busy, InvalidInput, StoreUnavailable, TocError
 from toc.model.task import NewTask, TaskStatus
 from toc.model.verdict import Failure
 from toc.model.wire import parse_instant as instant_of
-from toc.operate.bulk_jobs import MOST_RUNNING, STEP, BulkRunner
+from toc.operate.bulk_jobs import MOST_RUNNING, STEP, BulkRunner, work_off
 from toc.operate.operation import Doing, Operation, Record
 from toc.operate.operations import bulk
 from toc.sdk.changes import Changes
@@ -109,6 +109,24 @@ def test_a_job_changes_what_matched_when_it_was_made_and_nothing_else(system: Sy
     assert statuses(center, soon) == {TaskStatus.CANCELLED}
     assert statuses(center, [*later, *elsewhere, *after, *begun]) == {TaskStatus.PENDING}
     assert statuses(center, dead) == {TaskStatus.DEAD}
+
+
+def test_a_command_works_on_its_job_and_breaking_it_off_stops_the_job(system: System) -> None:
+    center = system.center
+    submitted(center, 250)
+    name = make(center, bulk.cancel, rate=10_000)
+
+    def broken_off(text: str) -> None:
+        if "100 of 250" in text:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work_off(center, name, broken_off)
+    assert act(center, bulk.show, name=name)["state"] == "stopped"
+    with pytest.raises(TocError, match="stopped after 100 of 250"):
+        work_off(center, name, lambda _: None)
+    act(center, bulk.resume, name=name)
+    assert work_off(center, name, lambda _: None) == {"cancelled": 250}
 
 
 def test_each_kind_of_job_has_its_outcomes(system: System) -> None:

@@ -235,8 +235,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/targets": {"name": "fuzz", "url": "ftp://a", "timeout": 1, "concurrency": 1, "headers": {}},
     "/v1/schedules": {"name": "fuzz", "topic": "none", "cron": "0 2 * * *", "zone": "Europe/Berlin"},
     "/v1/schedules:preview": {"cron": "0 2 * * *", "zone": "Europe/Berlin"},
-    "/v1/dead:redrive": {"all": True, "biz_id": 1, "error": "x", "topic": "test.sync", "dry_run": True},
-    "/v1/dead:purge": {"all": True, "limit": 1, "topic": "test.sync", "dry_run": True},
+    "/v1/dead:redrive": {"job_ids": ["1"], "dry_run": True},
+    "/v1/dead:purge": {"job_ids": ["1"], "dry_run": True},
 }  # fmt: skip
 """A body of each call that takes one, so far as it can be sent without harm to others."""
 PLACES = {

@@ -17,7 +17,7 @@ from toc.model.errors import InvalidExpiry
 from toc.model.task import UNLIMITED
 from toc.model.topic import Backoff
 from toc.model.verdict import Failure
-from toc.operate.bulk import last_counts, redrive
+from toc.operate.bulk import redrive
 from toc.store.tasks.batch import Guard
 
 CANCELLED, DEAD, PROCESSED = TaskStatus.CANCELLED, TaskStatus.DEAD, TaskStatus.PROCESSED
@@ -156,7 +156,7 @@ def test_a_task_expires_where_it_waits_and_no_try_starts_after_it(system: System
     in_a_moment(move)
     with pytest.raises(InvalidExpiry):
         center.reschedule(stays, action_time=ahead(600))
-    assert last_counts(redrive(center, [tried]))["redriven"] == 1
+    assert redrive(center, [tried])["redriven"] == 1
     center.store.topics.alter("test.batch", paused=False)
     assert ended(system, tried) == (PROCESSED, 0, 0)
     assert ended(system, stays) == (PROCESSED, 0, 0)

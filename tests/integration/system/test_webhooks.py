@@ -28,7 +28,7 @@ from toc.model.raised import MAX_ERROR_CHARS, Delivered, Postponed
 from toc.model.target import ATTRIBUTE
 from toc.model.task import Task
 from toc.operate import admin
-from toc.operate.bulk import last_counts, redrive
+from toc.operate.bulk import redrive
 from toc.store.records.secretbox import new_key
 from toc.webhooks.connect import Lookup
 from toc.webhooks.handlers import Webhooks
@@ -357,7 +357,7 @@ def test_the_id_is_the_same_over_tries_and_redrives_but_not_over_reschedules(
     in_a_moment(lambda soon: hooked.center.reschedule(job_id, action_time=soon))
     assert hooked.ended(job_id).status == TaskStatus.DEAD
     down[0] = False
-    assert last_counts(redrive(hooked.center, [job_id]))["redriven"] == 1
+    assert redrive(hooked.center, [job_id])["redriven"] == 1
     assert hooked.ended(job_id).status == TaskStatus.PROCESSED
     assert [got.message_id for got in receiver.got] == [f"{job_id}_1"] * 3
 

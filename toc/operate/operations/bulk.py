@@ -14,6 +14,7 @@ from toc.model.access import Action as Right
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput, NotGranted, UnknownBulk, shown
+from toc.model.pattern import EVERYTHING
 from toc.model.wire import instant
 from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
 from toc.operate.operations.tasks import BIZ_ID, DRY_RUN, ERROR, TEXT, selection
@@ -21,7 +22,10 @@ from toc.operate.operations.tasks import BIZ_ID, DRY_RUN, ERROR, TEXT, selection
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from toc.store.tasks.select import Selection
+
 DEFAULT_RATE = 500
+MAX_RATE = 10_000
 PARTS_ON_PAGE = 20
 """How many parts of a job's tasks one page of them reads."""
 WHICH = (
@@ -32,7 +36,7 @@ WHICH = (
 )  # fmt: skip
 HOW = (
     Param("rate", Value.NUMBER, f"At most N tasks per second. Default {DEFAULT_RATE}.", DEFAULT_RATE, least=1,
-          most=10_000),
+          most=MAX_RATE),
     replace(DRY_RUN, about="Make no job; tell how many tasks match."),
     Param("tasks", Value.WHOLE, "How many match, as the dry run told.", least=1),
     Param("confirm", Value.TEXT, "The name of the topic once more.", most=128),
@@ -43,6 +47,7 @@ WHEN = (
     Param("expires_at", Value.INSTANT, "No try starts after it. Default: unchanged."),
 )
 JOB = Param("name", Value.TEXT, "Which job.", REQUIRED, metavar="JOB")
+NOTHING: Record = {}
 _LOOK, _CHANGE = Right.FIND_TASKS, Right.CANCEL
 """To look at jobs; to stop and resume them, for which one needs the right of the job's kind, too."""
 
@@ -69,31 +74,30 @@ def _makes(kind: BulkKind, title: str, *more: Param) -> Callable[[Callable[..., 
 @_makes(BulkKind.CANCEL, "Cancel all tasks that match")
 def cancel(doing: Doing, **values: Any) -> Record:
     """Cancel all pending tasks of a topic that match. A handler that runs is not stopped."""
-    return _make(doing, BulkKind.CANCEL, "pending", **values)
+    return _make(doing, BulkKind.CANCEL, **values)
 
 
 @_makes(BulkKind.RESCHEDULE, "Reschedule all tasks that match", *WHEN)
 def reschedule(doing: Doing, **values: Any) -> Record:
     """Give all pending tasks of a topic that match another deadline, and all tries."""
-    return _make(doing, BulkKind.RESCHEDULE, "pending", **values)
+    return _make(doing, BulkKind.RESCHEDULE, **values)
 
 
 @_makes(BulkKind.REDRIVE, "Redrive all dead tasks that match", ERROR)
 def redrive(doing: Doing, **values: Any) -> Record:
     """Make all dead tasks of a topic that match pending again, due now. First repair the cause."""
-    return _make(doing, BulkKind.REDRIVE, "dead", **values)
+    return _make(doing, BulkKind.REDRIVE, **values)
 
 
 @_makes(BulkKind.PURGE, "Purge all dead tasks that match", ERROR)
 def purge(doing: Doing, **values: Any) -> Record:
     """Delete all dead tasks of a topic that match, for good."""
-    return _make(doing, BulkKind.PURGE, "dead", **values)
+    return _make(doing, BulkKind.PURGE, **values)
 
 
 def _make(
     doing: Doing,
     kind: BulkKind,
-    status: str,
     *,
     topic: str,
     rate: float,
@@ -102,16 +106,54 @@ def _make(
     confirm: str | None = None,  # noqa: ARG001 - checked before
     **values: Any,
 ) -> Record:
-    from toc.operate import bulk_jobs
-
-    deadline = {one.name: values.pop(one.name, None) for one in WHEN}
-    wanted = selection(doing, status, topic, **values)
+    when = {one.name: values.pop(one.name, None) for one in WHEN}
+    wanted = selection(doing, kind.status, topic, **values)
     if dry_run:
         return {"would_change": doing.center.store.selections.count(wanted)}
-    details = {"selected": _texts(values)} | {k: v for k, v in _texts(deadline).items() if v is not None}
+    name = _job_of(doing, kind, topic, wanted, values, when, rate, seen=tasks or 0)
+    return _shown(doing, doing.center.store.bulk.get(name))
+
+
+def _job_of(
+    doing: Doing, kind: BulkKind, topic: str, wanted: Selection, which: Record, when: Record, rate: float, *,
+    seen: int,
+) -> str:  # fmt: skip
+    """Make a job of what is wanted, and return its name."""
+    from toc.operate import bulk_jobs
+
+    details = {"selected": _texts(which)} | {k: v for k, v in _texts(when).items() if v is not None}
     job = BulkJob(bulk_jobs.new_name(), kind, topic, details, doing.by, rate, 0)
-    made = bulk_jobs.make_job(doing.center, job, wanted, seen=tasks or 0)
-    return _shown(doing, doing.center.store.bulk.get(made.name))
+    return bulk_jobs.make_job(doing.center, job, wanted, seen=seen).name
+
+
+def count_or_do(
+    doing: Doing,
+    kind: BulkKind,
+    done: str,
+    *,
+    dry_run: bool,
+    rate: float | None,
+    which: Record,
+    when: Record = NOTHING,
+    ask: bool = True,
+) -> Record:
+    """Do it to all tasks that match, at the command line: as a job, on which it works itself until it ends.
+
+    Returns how many tasks had which outcome, ``done`` above all; with ``dry_run`` how many match.
+    """
+    from toc.operate.bulk_jobs import work_off
+
+    wanted = selection(doing, kind.status, **which)
+    tasks = doing.center.store.selections.count(wanted)
+    if dry_run:
+        return {f"would_{kind}": tasks}
+    if not tasks:
+        return {done: 0}
+    topic = which.get("topic", EVERYTHING)
+    if ask:
+        doing.confirm(f"{kind} {tasks} {kind.status} tasks" + (f" of {topic}" if "topic" in which else ""))
+    name = _job_of(doing, kind, topic, wanted, which, when, rate or MAX_RATE, seen=tasks)
+    return {done: 0, **work_off(doing.center, name, doing.progress)}
 
 
 def _check_deadline(doing: Doing, topic: str, values: Record) -> None:

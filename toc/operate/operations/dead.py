@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
 
 from toc.model.access import Action as Right
+from toc.model.bulk import BulkKind
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
 from toc.model.wire import instant
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
+from toc.operate.operations.bulk import count_or_do
 from toc.operate.operations.tasks import (
     BIZ_ID,
     DRY_RUN,
@@ -21,12 +23,10 @@ from toc.operate.operations.tasks import (
     FILTERS,
     LIMIT,
     MAX_ON_PAGE,
-    NEXT,
     RATE,
+    TEXT,
     TOPIC,
-    TYPED_TEXT,
     TaskPage,
-    chosen_by,
     page,
     selection,
     shown,
@@ -35,30 +35,29 @@ from toc.operate.operations.tasks import (
 
 if TYPE_CHECKING:
     from toc.model.task import TaskRow
-    from toc.operate.bulk import BulkStep
+    from toc.sdk.client import TimeoutCenter
 
 MAX_ERROR = 200
 """Characters of an error that tell it from others."""
 NUMBERS = re.compile(r"[0-9#]+")
 
 CHOSEN = (
-    Param("job_ids", Value.JOB_ID, "Which tasks.", least=1, most=1000, many=True, metavar="[JOB_ID]..."),
-    TOPIC, BIZ_ID, TYPED_TEXT,
-    Param("due_after", Value.PAST, "Died from this time on.", option="--after"),
-    Param("due_before", Value.PAST, "Died before this time.", option="--before"),
-    ERROR,
-    Param("all", Value.FLAG, "Every task that the filters select.", default=False),
-    Param("limit", Value.WHOLE, "At most N of the selected tasks, in the order of their deaths.",
-          MAX_ON_PAGE, least=1, most=MAX_ON_PAGE),
-    NEXT,
+    Param("job_ids", Value.JOB_ID, "Which tasks.", least=1, most=MAX_ON_PAGE, many=True,
+          metavar="[JOB_ID]..."),
+    *(replace(one, typed=True, default=None) for one in (
+        TOPIC, BIZ_ID, TEXT,
+        Param("due_after", Value.PAST, "Died from this time on.", option="--after"),
+        Param("due_before", Value.PAST, "Died before this time.", option="--before"),
+        ERROR,
+        Param("all", Value.FLAG, "Every task that the filters select."),
+    )),
     RATE, DRY_RUN,
 )  # fmt: skip
 
 
 class Counts(TypedDict, total=False):
     """How many tasks had each outcome. ``left`` counts tasks that were left alone: they are
-    unknown, not dead or out of reach. After a selection ``next`` is where the next call begins; it
-    is null at the end. It may do none although more follow."""
+    unknown, not dead or out of reach."""
 
     redriven: int
     not_indexed_yet: int
@@ -66,7 +65,6 @@ class Counts(TypedDict, total=False):
     left: int
     would_redrive: int
     would_purge: int
-    next: str | None
 
 
 @operation(
@@ -136,7 +134,7 @@ def redrive(doing: Doing, **given: Any) -> Record:
     """
     from toc.operate import bulk
 
-    return _change(doing, "redrive", bulk.redrive, {"redriven": 0, "not_indexed_yet": 0}, **given)
+    return _change(doing, BulkKind.REDRIVE, "redriven", bulk.redrive, **given)
 
 
 @operation(
@@ -147,55 +145,46 @@ def purge(doing: Doing, **given: Any) -> Record:
     """Delete dead tasks and their rows for good."""
     from toc.operate import bulk
 
-    return _change(doing, "purge", bulk.purge_dead, {"purged": 0, "left": 0}, **given)
+    return _change(doing, BulkKind.PURGE, "purged", bulk.purge_dead, **given)
 
 
 def _change(
     doing: Doing,
-    verb: str,
-    begin: Callable[..., Iterator[BulkStep]],
-    nothing: Record,
-    job_ids: Sequence[int] | None = None,
+    kind: BulkKind,
+    done: str,
+    do: Callable[[TimeoutCenter, Sequence[int]], Record],
     *,
-    all: bool,  # noqa: A002 - as in the API
+    job_ids: Sequence[int] | None = None,
+    all: bool = False,  # noqa: A002 - as it is typed
     dry_run: bool,
-    limit: int | None = None,
-    next: str | None = None,  # noqa: A002
     rate: float | None = None,
     **which: Any,
 ) -> Record:
-    """Do it to the tasks that are meant. Without a ``limit``, as at the command line, to all of them."""
-    from toc.operate import bulk
-    from toc.store.tasks.select import cursor_text
+    """Do it to the tasks that are named, or, at the command line, to all that match."""
+    from toc.operate.audit import audited
 
     store, typed = doing.center.store, doing.token is None
-    more: Record = {}
-    if (job_ids is None) != all or (job_ids is not None and (which or next)) or (typed and all and not which):
-        by_filter = "JOB_IDs, or --topic NAME (or another filter) together with --all"
-        how = by_filter if typed else "job_ids, or all: true with any filters, not both"
-        raise InvalidInput(f"give {how}", "job_ids")
     store.check_layout()
-    if job_ids is not None:
-        asked = len(set(job_ids))
-        rows = [row for row in store.read(sorted(set(job_ids))).values() if row.status == TaskStatus.DEAD]
-        chosen: Sequence[int] = [row.job_id for row, _ in topics_of(doing, rows)]
-    elif limit is None:
-        chosen = store.selections.ids(selection(doing, "dead", **which))
-        asked = len(chosen)
-    else:
-        found = page(doing, selection(doing, "dead", **which), next, limit)
-        asked, more["next"] = len(found.rows), cursor_text(found.next)
-        chosen = [row.job_id for row, _ in topics_of(doing, found.rows)]
+    if (job_ids is None) != all or (job_ids is not None and which) or (all and not which):
+        how = f"job_ids; for all that match there is POST /v1/bulk:{kind}"
+        if typed:
+            how = "JOB_IDs, or --topic NAME (or another filter) together with --all"
+        raise InvalidInput(f"give {how}", "job_ids")
+    if job_ids is None:
+        return count_or_do(doing, kind, done, dry_run=dry_run, rate=rate, which=which)
+    asked = sorted(set(job_ids))
+    if len(asked) > MAX_ON_PAGE:
+        raise InvalidInput(f"{len(asked)} job_ids; at most {MAX_ON_PAGE}: select more by filters", "job_ids")
+    rows = [row for row in store.read(asked).values() if row.status == TaskStatus.DEAD]
+    chosen = [row.job_id for row, _ in topics_of(doing, rows)]
     if dry_run:
-        return {f"would_{verb}": len(chosen)} | more
-    if chosen and job_ids is None:  # job_ids are a choice already
-        doing.confirm(f"{verb} {len(chosen)} dead tasks for good")
-    counts: Record = bulk.changed(
-        doing.center, doing.by, f"tasks.{verb}", begin(doing.center, chosen, rate), chosen,
-        target=which.get("topic", "tasks"), progress=lambda step: doing.progress(f"{step.done} of {asked}"),
-        **({"selected": chosen_by(which)} if which else {}),
-    )  # fmt: skip
-    unknown = asked - len(chosen)
-    if typed:
-        return (counts or nothing) | {"unknown": unknown}
-    return {**counts, "left": counts.get("left", 0) + unknown} | more
+        return {f"would_{kind}": len(chosen)}
+    if not chosen:
+        counts = do(doing.center, [])
+    else:
+        told = {"tasks": len(chosen), "job_ids": list(map(str, chosen))}
+        with audited(store, doing.by, f"tasks.{kind}", "tasks", **told) as record:
+            counts = do(doing.center, chosen)
+            record.update(counts)
+    unknown = len(asked) - len(chosen)
+    return counts | ({"unknown": unknown} if typed else {"left": counts.get("left", 0) + unknown})

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from toc.model.access import Action as Right
+from toc.model.bulk import BulkKind
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput, NotInFuture, PartialCancel
 from toc.model.task import RescheduleOutcome, TaskStatus
 from toc.model.wire import instant
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
-from toc.operate.operations.tasks import BIZ_ID, DRY_RUN, RATE, TYPED_TEXT, chosen_by, selection
-
-if TYPE_CHECKING:
-    from toc.operate.bulk import BulkStep
+from toc.operate.operations.bulk import count_or_do
+from toc.operate.operations.tasks import BIZ_ID, DRY_RUN, RATE, TYPED_TEXT
 
 JOB_ID = Param("job_id", Value.JOB_ID, "Which task.", metavar="[JOB_ID]")
 ALL = Param("all", Value.FLAG, "With --topic: all its pending tasks.", default=False)
@@ -34,21 +32,14 @@ def _topic(text: str) -> Param:
 )  # fmt: skip
 def cancel(doing: Doing, *, dry_run: bool, rate: float | None = None, **which: Any) -> Record:
     """Cancel a task, those of a biz_id on a topic, or all of a topic."""
-    from toc.operate import bulk
-
-    _check(**which)
-    center, topic = doing.center, which.get("topic", "")
-    if dry_run:
-        return {"would_cancel": len(_pending(doing, **which))}
-    if "job_id" in which:
-        return {"job_id": str(which["job_id"]), "outcome": center.cancel(which["job_id"]).value}
-    if "biz_id" in which:
-        return {"tasks": _cancel_by_biz(doing, topic, which["biz_id"])}
-    chosen = _pending(doing, **which)
-    if chosen:
-        doing.confirm(f"cancel {len(chosen)} pending tasks of {topic}")
-    steps = bulk.cancel(center, chosen, rate)
-    return _changed(doing, "tasks.cancel", steps, chosen, topic=topic) or {"cancelled": 0}
+    job_id, chosen = _chosen(**which)
+    if job_id is not None:
+        if dry_run:
+            return {"would_cancel": _pending(doing, job_id)}
+        return {"job_id": str(job_id), "outcome": doing.center.cancel(job_id).value}
+    if "biz_id" in chosen and not dry_run:
+        return {"tasks": _cancel_by_biz(doing, chosen["topic"], chosen["biz_id"])}
+    return count_or_do(doing, BulkKind.CANCEL, "cancelled", dry_run=dry_run, rate=rate, which=chosen)
 
 
 def _cancel_by_biz(doing: Doing, topic: str, biz_id: int | str) -> list[Record]:
@@ -90,59 +81,38 @@ def reschedule(
 
     A task that expires before its new deadline needs --expires-at.
     """
-    from toc.operate import bulk
-
     if (delay is None) == (action_time is None):
         raise InvalidInput("give --delay or --action-time")
-    _check(**which)
+    job_id, chosen = _chosen(**which)
     center, most = doing.center, doing.center.settings.max_delay
     if delay is not None and delay > most:
         raise InvalidInput(f"{delay:g} s is further ahead than TOC_MAX_DELAY={most:g} s")
-
-    def due() -> datetime:
-        return action_time or datetime.now(UTC) + timedelta(seconds=delay or 0)
-
-    if dry_run:
-        return {"would_reschedule": len(_pending(doing, **which))}
-    if "job_id" in which:
-        at = due()
-        outcome = center.reschedule(which["job_id"], action_time=at, expires_at=expires_at)
+    if job_id is not None:
+        if dry_run:
+            return {"would_reschedule": _pending(doing, job_id)}
+        at = action_time or datetime.now(UTC) + timedelta(seconds=delay or 0)
+        outcome = center.reschedule(job_id, action_time=at, expires_at=expires_at)
         moved = outcome in (RescheduleOutcome.RESCHEDULED, RescheduleOutcome.MAY_HAVE_STARTED)
         due_at = instant(to_ms(at)) if moved else None
-        return {"job_id": str(which["job_id"]), "outcome": outcome.value, "action_time": due_at}
-    if due() <= datetime.now(UTC):
-        raise NotInFuture(f"{due().isoformat()} is not after now; give a later time")
-    chosen = _pending(doing, **which)
-    if chosen and "biz_id" not in which:
-        doing.confirm(f"reschedule {len(chosen)} pending tasks of {which['topic']}")
-    steps = bulk.reschedule(center, chosen, due, rate, expires_at=expires_at)
-    told = {name: value for name, value in which.items() if name != "all"}
-    return _changed(doing, "tasks.reschedule", steps, chosen, **told, action_time=due()) or {"rescheduled": 0}
-
-
-def _check(*, all: bool, **which: Any) -> None:  # noqa: A002 - as it is typed
-    """Raise InvalidInput unless one task is named, or those of a topic are."""
-    of_topic = "topic" in which and ("biz_id" in which) != all
-    if not (of_topic or "job_id" in which) or ("job_id" in which and (all or len(which) > 1)):
-        raise InvalidInput("give a JOB_ID, or --topic together with --biz-id or --all")
-
-
-def _pending(doing: Doing, *, job_id: int | None = None, all: bool, **which: Any) -> Sequence[int]:  # noqa: A002, ARG001
-    """Return the pending tasks that are meant."""
-    store = doing.center.store
-    if job_id is None:
-        return store.selections.ids(selection(doing, "pending", **which))
-    row = store.get(job_id)
-    return [job_id] if row is not None and row.status == TaskStatus.PENDING else []
-
-
-def _changed(
-    doing: Doing, action: str, steps: Iterator[BulkStep], chosen: Sequence[int], **which: Any
-) -> Record:
-    from toc.operate import bulk
-
-    counts = bulk.changed(
-        doing.center, doing.by, action, steps, chosen, target=which["topic"], selected=chosen_by(which),
-        progress=lambda step: doing.progress(f"{step.done} of {len(chosen)}"),
+        return {"job_id": str(job_id), "outcome": outcome.value, "action_time": due_at}
+    if action_time is not None and action_time <= datetime.now(UTC) and not dry_run:
+        raise NotInFuture(f"{action_time.isoformat()} is not after now; give a later time")
+    when = {"delay": delay, "action_time": action_time, "expires_at": expires_at}
+    return count_or_do(
+        doing, BulkKind.RESCHEDULE, "rescheduled", dry_run=dry_run, rate=rate, which=chosen, when=when,
+        ask="biz_id" not in chosen,
     )  # fmt: skip
-    return dict(counts)
+
+
+def _chosen(*, job_id: int | None = None, all: bool, **which: Any) -> tuple[int | None, Record]:  # noqa: A002
+    """Return the task that is named, or which tasks of a topic are meant. Raises InvalidInput."""
+    of_topic = "topic" in which and ("biz_id" in which) != all
+    if (not of_topic and job_id is None) or (job_id is not None and (all or which)):
+        raise InvalidInput("give a JOB_ID, or --topic together with --biz-id or --all")
+    return job_id, which
+
+
+def _pending(doing: Doing, job_id: int) -> int:
+    """Return 1 if a task is pending."""
+    row = doing.center.store.get(job_id)
+    return int(row is not None and row.status == TaskStatus.PENDING)

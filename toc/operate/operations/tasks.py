@@ -16,7 +16,6 @@ from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput, SchemaBehind, StoreUnavailable
 from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
-from toc.model.wire import instant
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
 from toc.operate.shown import TaskShown, UnreadableShown, row_record, task_or_damage
 
@@ -29,7 +28,8 @@ TOPIC = Param("topic", Value.TOPIC, "Only this topic.", metavar="NAME")
 BIZ_ID = Param("biz_id", Value.BIZ_ID, "Id of the order or other object; a number if all digits.")
 TEXT = Param("text", Value.FLAG, "Treat the biz_id as a text even if it is all digits.", default=False)
 TYPED_TEXT = replace(TEXT, default=None, typed=True)
-RATE = Param("rate", Value.NUMBER, "At most N tasks per second.", least=0.001, most=1e6, typed=True)
+RATE = Param("rate", Value.NUMBER, "With --all: at most N tasks per second.", least=0.001, most=10_000,
+             typed=True)  # fmt: skip
 DRY_RUN = Param("dry_run", Value.FLAG, "Change nothing; show how many tasks would change.", default=False)
 STATUS = Param(
     "status", Literal["pending", "processed", "cancelled", "dead"], "Without a biz_id by default pending."
@@ -152,12 +152,3 @@ def shown(doing: Doing, found: Page) -> Record:
     show = row_record if doing.token is None else partial(task_or_damage, values=values)
     tasks = [show(row, topic) for row, topic in topics_of(doing, found.rows)]
     return {"tasks": tasks, "next": cursor_text(found.next)}
-
-
-def chosen_by(which: Record) -> str:
-    """Return filters as text for the audit."""
-    texts = {name.removeprefix("due_"): value for name, value in which.items() if value is not None}
-    for name, value in texts.items():
-        if isinstance(value, datetime):
-            texts[name] = instant(to_ms(value))
-    return ", ".join(f"{name}={value}" for name, value in texts.items())
