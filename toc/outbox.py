@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -41,7 +41,7 @@ from sqlalchemy.orm import Session
 from toc.model.body import MAX_BODY
 from toc.model.clock import Clock, from_ms
 from toc.model.duration import Duration
-from toc.model.errors import InvalidInput, Unavailable
+from toc.model.errors import ConfigError, InvalidInput, Unavailable
 from toc.model.sharding import BizId
 from toc.model.task import NewTask
 from toc.model.topic import Topic, TopicType
@@ -87,7 +87,8 @@ def submit(
     """Write a task into the outbox, in the transaction of the session or connection.
 
     The arguments are those of ``TimeoutCenter.submit``; ``delay`` counts from now. Raises an InvalidInput,
-    but not for what only the task table knows, such as an unknown topic (``drain``).
+    also for an AsyncSession outside its ``run_sync``, but not for what only the task table knows, such as an
+    unknown topic (``drain``).
     """
     dedup_key = dedup_key if dedup_key is not None else f"outbox-{secrets.token_hex(16)}"
     task = NewTask(
@@ -106,7 +107,13 @@ def submit(
         "expires_in": None,
         "body": None,
     }
-    session.execute(table.insert().values(task=json.dumps(record), body=body))
+    answer: object = session.execute(table.insert().values(task=json.dumps(record), body=body))
+    if isinstance(answer, Coroutine):  # of an AsyncSession: it has written nothing
+        answer.close()
+        raise InvalidInput(
+            "an AsyncSession or AsyncConnection works within its run_sync: "
+            "await session.run_sync(lambda session: outbox.submit(session, ...))"
+        )
 
 
 def drain(engine: Engine, center: TimeoutCenter) -> int:
@@ -114,7 +121,8 @@ def drain(engine: Engine, center: TimeoutCenter) -> int:
 
     A task whose time has passed is due at once. One that toc refuses, such as one that has expired, or cannot
     read stays, with its ``error``, and is logged (``outbox_refused``). Raises Unavailable if a server of toc
-    was out of reach, once those of the others are submitted; and the errors of ``engine``.
+    was out of reach, once those of the others are submitted; ConfigError for settings of the center, of which
+    no record is to blame; and the errors of ``engine``.
     """
     done, after = 0, 0
     away: dict[int, Unavailable] = {}
@@ -141,6 +149,8 @@ def drain(engine: Engine, center: TimeoutCenter) -> int:
                         away[server] = exc
                     else:
                         submitted.append(record.id)
+            except ConfigError:
+                raise
             except InvalidInput as exc:
                 refused[record.id] = str(exc)
             except (LookupError, OverflowError, TypeError, ValueError) as exc:

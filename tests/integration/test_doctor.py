@@ -349,6 +349,26 @@ def test_without_zookeeper_two_daemons_share_the_work_and_are_named_and_one_that
     system.stop()
 
 
+def test_a_host_whose_workers_use_another_index_is_named(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+) -> None:
+    """Its slots' tasks stand where it does not look, and it holds the slots: they would wait, unexplained."""
+    system = small_system(tmp_path, clean_redis, mariadb, database_prefix)
+    system.create_topics(slots=2)
+    system.start("host-a", processes=1)
+
+    def elsewhere() -> list[str]:
+        return [line.of for line in having(doctor.examine(system.center), Level.REFUSE, "another index")]
+
+    assert elsewhere() == []
+    other = system.start("host-b", processes=1, env={"TOC_NAMESPACE": "other"})
+    assert system.wait(elsewhere, "doctor names it", 60) == ["host-b"]
+    other.terminate()
+    other.await_end()
+    system.wait(lambda: elsewhere() == [], "it is gone", 60)
+    system.stop()
+
+
 def test_servers_that_are_set_wrongly_are_named_with_what_to_set(
     launch: Launch, database_prefix: str
 ) -> None:

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from benchmarks.local import MariaDB, RedisServer
 from benchmarks.servers import PostgreSql
-from toc import NewTask, Task, outbox
+from toc import NewTask, Task, TimeoutCenter, outbox
 from toc.model import errors
 
 
@@ -238,3 +238,27 @@ def test_an_async_session_writes_to_it_within_run_sync(system: System, mariadb: 
     asyncio.run(run())
     assert outbox.drain(engine, system.center) == 1
     engine.dispose()
+
+
+def test_an_async_session_is_refused_outside_of_run_sync(mariadb: MariaDB) -> None:
+    """Its execute would only return a coroutine: nothing would be written, and nobody told."""
+
+    async def submit() -> None:
+        engine = create_async_engine(make_url(mariadb.url).set(drivername="mysql+asyncmy"))
+        async with AsyncSession(engine) as session, engine.connect() as connection:
+            for one in (session, connection):
+                with pytest.raises(errors.InvalidInput, match="run_sync"):
+                    outbox.submit(one, "test.sync", biz_id=1, delay=60)  # type: ignore[arg-type]
+        await engine.dispose()
+
+    asyncio.run(submit())
+
+
+def test_wrong_settings_of_who_drains_mark_no_record(system: System, engine: Engine) -> None:
+    with engine.begin() as connection:
+        outbox.submit(connection, "test.sync", biz_id=1, delay=3600)
+    system.center.store.identity.get()
+    other = system.settings.model_copy(update={"redis_url": None})
+    with TimeoutCenter(other) as center, pytest.raises(errors.ConfigError, match="TOC_REDIS_URL"):
+        outbox.drain(engine, center)
+    assert outbox.drain(engine, system.center) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from toc.index.calls import IndexBroken
@@ -78,6 +78,18 @@ def owner(queues: Queues, identity: str) -> list[Finding]:
         what = f"another cluster uses this Redis and namespace as well: {found.rival}"
         return [Finding(Level.REFUSE, server, what, _ANOTHER)]
     return []
+
+
+def unheard(queues: Queues, identity: str, workers: Collection[str]) -> set[str]:
+    """Return those of the living workers that have never asked this Redis, in this namespace, whose index it
+    is. Nobody is suspected where it cannot be asked, or is another task table's."""
+    try:
+        found = queues.owner()
+    except IndexUnavailable:
+        return set()  # reported elsewhere
+    if found is not None and found.identity != identity:
+        return set()  # so is that
+    return set(workers).difference(found.members if found else ())
 
 
 def examine(queues: Queues) -> list[Finding]:

@@ -205,7 +205,7 @@ def _by_rows(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> l
     if workers:
         text = f"{len(workers)} workers on {_hosts(workers)}"
         lines.append(Line(Level.OK, "workers", "-", text, ""))
-    return [*lines, *_workers(workers, moving, topics)]
+    return [*lines, *_elsewhere(center, workers), *_workers(workers, moving, topics)]
 
 
 def _hosts(workers: Iterable[WorkerRow]) -> str:
@@ -262,7 +262,27 @@ def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[L
         text = f"{len(workers)} workers on {_hosts(workers)}; {leader or 'nobody'} leads"
         level = Level.OK if leader else Level.WARN
         lines.append(Line(level, "workers", "-", text, "" if leader else "look at the daemons' logs"))
-    return [*lines, *_workers(workers, moving, topics)]
+    return [*lines, *_elsewhere(center, workers), *_workers(workers, moving, topics)]
+
+
+def _elsewhere(center: TimeoutCenter, workers: Sequence[WorkerRow]) -> Iterator[Line]:
+    """Name the hosts whose workers use another index: they hold slots, and look for the tasks elsewhere."""
+    settled = center.clock.now_ms() - SILENT_SECONDS * 1000
+    hosts = {
+        row.member.worker_id: row.member.host
+        for row in workers
+        if row.member.joined < settled and not row.member.out_of_reach
+    }
+    suspects = set(hosts)
+    with suppress(TocError):  # a server fails: reported elsewhere
+        suspects &= preflight.unheard(center.queues, center.store.identity.get(), hosts)
+        if suspects:  # a Redis that was just emptied hears of them again
+            time.sleep(MOVE_SECONDS)
+            suspects &= preflight.unheard(center.queues, center.store.identity.get(), hosts)
+        what = "its workers use another index than this command: tasks of its slots, or of all others, wait"
+        do = "give all hosts the same TOC_REDIS_URL and TOC_NAMESPACE"
+        for host in sorted({hosts[worker] for worker in suspects}):
+            yield Line(Level.REFUSE, "workers", host, what, do)
 
 
 def _workers(workers: list[WorkerRow], moving: Mapping[Slot, str], topics: list[Topic]) -> Iterator[Line]:
