@@ -385,7 +385,7 @@ def told(system: System, job_ids: Collection[int]) -> list[dict[str, Any]]:
     found = []
     for row in rows:
         assert row.status == TaskStatus.PROCESSED
-        shown = why(system.center, row, system.center.catalog.of_type(row.biz_type), by_whom=True)
+        shown = why(system.center, row, system.center.catalog.of_type(row.biz_type))
         if shown is not None and shown["seconds"] * 1000 > LATE_MS:
             found.append(dict(shown))
     return found[-TASKS:]

@@ -146,7 +146,7 @@ def get(
         if body and content is not None:
             record["body_base64"] = b64encode(content.data).decode()
         record["history"] = [failed.shown() for failed in center.store.history(job_id)]
-        found = None if "unreadable" in record else late.why(center, row, topic, by_whom=True)
+        found = None if "unreadable" in record else late.why(center, row, topic)
         record["late"] = found if found is None or as_json else found["sentence"]
         where = None if topic is None else where_of(center, row, topic)
         if where is not None:

@@ -348,20 +348,6 @@ class Queues:
         alone = {slot: [(one,) for one in held] for slot, held in numbers.items()}
         return self._calls.in_batches(alone, command("HDEL", _CLAIMS), sum)
 
-    def forget_slots(self, slots: Iterable[Slot]) -> list[IndexUnavailable]:
-        """Remove all keys of slots whose topic was deleted. Returns what failed.
-
-        SET with a lifetime of one millisecond removes a key without the right to DEL, which toc
-        does not need otherwise.
-        """
-        calls = {}
-        for slot in slots:
-            keys = SlotKeys.of(slot, self.namespace)
-            for name in keys[:5]:
-                calls[name] = Call(keys.hash_slot, ("SET", name, "", "XX", "PX", 1))
-        replies = self._calls.one_each(calls, bool).values()
-        return [reply for reply in replies if isinstance(reply, IndexUnavailable)]
-
     def generations(self, slots: Iterable[Slot]) -> BySlot[Generation]:
         """Return on which server each slot was last rebuilt, and which one serves it now.
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import cast
 
-from toc.model.errors import IndexUnavailable, TocError, Unavailable
+from toc.model.errors import IndexUnavailable, Unavailable
 from toc.model.lateness import (
     LATE_MS,
     Cause,
@@ -31,13 +31,10 @@ from toc.operate.running import where_of
 from toc.operate.shown import LateShown
 from toc.sdk.client import TimeoutCenter
 
-PAUSE, DRAIN = "topic.pause", "host.drain"
 RECENT_MS = 20_000
 """What made tasks of a topic late so short a while ago still does."""
 SEEN = 20
 """How many episodes at the time of a task are read."""
-AUDITED = 20
-"""How many of the actions on its topic are read, the last first."""
 
 
 def may_be_late(row: TaskRow, now: int) -> bool:
@@ -50,12 +47,11 @@ def may_be_late(row: TaskRow, now: int) -> bool:
 
 
 def why(
-    center: TimeoutCenter, row: TaskRow, topic: Topic | None, *, by_whom: bool, servers: bool = True
+    center: TimeoutCenter, row: TaskRow, topic: Topic | None, *, servers: bool = True
 ) -> LateShown | None:
     """Return why a task is late, as it is shown, or None if it is not or nobody knows.
 
-    ``by_whom``: whoever asks may know who paused a topic; ``servers``: and which servers and hosts there are.
-    Raises StoreUnavailable.
+    ``servers``: whoever asks may know which servers and hosts there are. Raises StoreUnavailable.
     """
     now = center.clock.now_ms()
     if not may_be_late(row, now):
@@ -81,7 +77,7 @@ def why(
         return None
     if not servers:
         found = found._replace(spans=list(map(without_servers, found.spans)))
-    return cast(LateShown, _with_names(center, found, topic, by_whom=by_whom).shown())
+    return cast(LateShown, found.shown())
 
 
 def _counted(center: TimeoutCenter, topic: Topic, due: int, ended: int) -> Why | None:
@@ -157,26 +153,3 @@ def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:
     if topic.resume_rate and row.next_time < topic.resumed_at:
         return Span(Cause.RESUME_RATE, 0, 0, f"{topic.resume_rate} tasks a second")
     return same or Span(Cause.BACKLOG, 0, 0)
-
-
-def _with_names(center: TimeoutCenter, found: Why, topic: Topic | None, *, by_whom: bool) -> Why:
-    """Add to the evidence of the named causes what operators did."""
-    spans = list(found.spans)
-    for place, span in enumerate(found.named):
-        action, target = {
-            Cause.PAUSED: (PAUSE, None if topic is None else topic.name),
-            Cause.NO_OWNER: (DRAIN, None),
-        }.get(span.cause, ("", None))
-        if not by_whom or not action or (target is None and action == PAUSE):
-            continue
-        with suppress(TocError):  # who did it is worth no error
-            rows = center.store.audit.list(AUDITED, action=action, target=target, since=span.since - 60_000)
-            done = [one for one in rows if one.began <= span.until]
-            if done:
-                who = (
-                    f"by {done[0].actor}"
-                    if action == PAUSE
-                    else f"{done[0].target} drained by {done[0].actor}"
-                )
-                spans[place] = span._replace(evidence=", ".join(filter(None, [span.evidence, who])))
-    return found._replace(spans=spans)

@@ -9,7 +9,6 @@ Delete goes in this order, and can be repeated after any interruption:
     closed      submits are refused, in every process that has read the topic table since
     counted     what is pending, held, dead: if anything is, the topic is opened again and the call refused
     retired     the biz_type, for good; then the topic's row goes; finished rows live out their retention
-    forgotten   the keys in Redis, when the workers have let go of the slots
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any, NamedTuple
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import IndexUnavailable, TocError, TopicExists, TopicInUse
 from toc.model.task import TaskStatus
-from toc.model.topic import MAX_SLOTS, Delivery, Slot, Topic, check_native
+from toc.model.topic import Delivery, Topic, check_native
 from toc.operate import admin, bulk
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.topics import altered
@@ -31,8 +30,6 @@ from toc.store.tasks.batch import OpenTasks
 from toc.store.tasks.select import Selection
 
 LOOK_SECONDS = 0.5
-LET_GO_SECONDS = 10.0
-"""How long the workers may take to let go of the slots of a deleted topic before their keys are removed."""
 
 Progress = Callable[[str], None]
 """Called with a text that says what the function waits for."""
@@ -94,12 +91,9 @@ def change_delivery(
     topic, version = _paused(center.store, name, "its delivery")
     if topic.delivery is delivery:
         return topic
-    noticed = False
+    progress("until every worker has noticed the pause")
+    time.sleep(NOTICED_SECONDS)
     while True:
-        if not noticed:
-            progress("until every worker has noticed the pause")
-            time.sleep(NOTICED_SECONDS)
-            noticed = True
         if not (wait and (prepared := prepared_of(center, topic))):  # cheaper to ask than the rows
             found = use_of(center, topic)
             if not found.prepared and not found.rows.held:
@@ -112,9 +106,6 @@ def change_delivery(
             prepared = found.prepared + found.rows.held
         progress(f"until {prepared} tasks have ended")
         time.sleep(LOOK_SECONDS)
-        if center.store.topics.get_with_version(name)[1] != version:
-            topic, version = _paused(center.store, name, "its delivery")
-            noticed = False  # it may have been resumed, and paused again just now
     if not center.store.topics.deliver(name, version, delivery):
         raise TopicInUse(f"topic {name!r} was changed meanwhile, and its delivery was not; try again")
     return center.store.topics.get_with_version(name)[0]
@@ -164,8 +155,8 @@ def delete_topic(
 
     Refused while it has pending or dead tasks. It does not see tasks of callers' transactions that are still
     open (``connection=``). ``purge`` cancels the pending and deletes the dead ones first.
-    Finished rows stay until the topic's retention is over. Raises TopicInUse, with the counts, UnknownTopic,
-    StoreUnavailable and IndexUnavailable; after the latter the topic may be gone, and its keys be left.
+    Finished rows stay until the topic's retention is over, and a few small keys in Redis. Raises TopicInUse,
+    with the counts, UnknownTopic, StoreUnavailable and IndexUnavailable.
     """
     store = center.store
     topic, version = _paused(store, name, "it")
@@ -192,8 +183,6 @@ def delete_topic(
         with suppress(TocError):
             store.topics.alter(name, closed=False)  # it stays, and takes tasks again
         raise
-    progress("until its workers have let go of its slots")
-    _forget(center, topic)
     return ended
 
 
@@ -216,31 +205,3 @@ def _end_tasks(center: TimeoutCenter, topic: Topic) -> None:
     selections = center.store.selections
     bulk.cancel(center, selections.ids(Selection(TaskStatus.PENDING, biz_type=topic.biz_type)))
     bulk.purge_dead(center, selections.ids(Selection(TaskStatus.DEAD, biz_type=topic.biz_type)))
-
-
-def _forget(center: TimeoutCenter, topic: Topic) -> None:
-    """Remove the keys of a topic that is gone: those of all slots that it may ever have had.
-
-    A worker that still serves the slots would take the missing keys for a loss of data. So this
-    waits until the workers have given up the slots, but at most LET_GO_SECONDS: a worker that was
-    killed never gives them up. If a new topic of that name exists by then, the keys belong to it
-    and stay; the row check drops the entries of the old topic. Raises IndexUnavailable.
-    """
-    if not center.queues.present:
-        return
-    time.sleep(NOTICED_SECONDS)
-    until = time.monotonic() + LET_GO_SECONDS
-    slots = topic.slots()
-    while time.monotonic() < until:
-        held = center.queues.claims(slots).values()
-        if not any(isinstance(claims, IndexUnavailable) or claims for claims in held):
-            break
-        time.sleep(LOOK_SECONDS)
-    if center.store.topics.get(topic.name) is not None:
-        return
-    failed = center.queues.forget_slots(Slot(topic.name, number) for number in range(MAX_SLOTS))
-    if failed:
-        raise IndexUnavailable(
-            f"topic {topic.name!r} is deleted, but some of its keys in Redis are left, which does no harm: "
-            f"{failed[0]}"
-        ) from failed[0]

@@ -126,7 +126,7 @@ def test_a_task_says_why_it_was_late_on_one_file_of_sqlite_too(tmp_path: Path) -
             def told(job_id: int) -> dict[str, Any] | None:
                 row = center.store.get(job_id)
                 assert row is not None
-                found = why(center, row, center.catalog.get("order.close"), by_whom=True)
+                found = why(center, row, center.catalog.get("order.close"))
                 return None if found is None else dict(found)
 
             due = max(row.action_time for row in center.store.read(ids).values())

@@ -6,20 +6,14 @@ a page begins after one. No page reads more than it returns, even if many rows s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
 from toc.model.task import TaskStatus
-from toc.observe.log import get_logger
 from toc.store.servers.server import DatabaseServer
 from toc.store.servers.shards import Answers, Parts, Shards, Trouble
 from toc.store.tasks import rows as sql
-
-log = get_logger(__name__)
-
-MAX_LOGGED = 100
-"""Most rows in wrong tables that the log reports, once each."""
 
 
 class Position(NamedTuple):
@@ -62,14 +56,13 @@ class Scanned(NamedTuple):
 
 class _Asked(NamedTuple):
     """What to read: rows of this status due in [from_ms, to_ms), at most ``limit`` of a table, for which
-    ``where`` holds. Where ``at_home``, only those whose job_id belongs to their table."""
+    ``where`` holds."""
 
     from_ms: int
     to_ms: int
     limit: int
     status: TaskStatus
     where: str
-    at_home: bool = False
 
 
 class Scans:
@@ -77,7 +70,6 @@ class Scans:
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
-        self._logged: set[int] = set()
 
     def scan(
         self,
@@ -99,15 +91,6 @@ class Scans:
         asked: dict[int, Position | None] = {**dict.fromkeys(quiet), **busy}
         what = _Asked(from_ms, to_ms, limit, status, where)
         parts = self._read(asked, what)
-        strays = [
-            (table, job_id)
-            for _, rows in parts.results
-            for table, job_id, *_ in rows
-            if self._shards.table_of(job_id) != table
-        ]
-        if strays:
-            self._tell(strays)
-            parts = self._read(asked, what._replace(at_home=True))
         pages: dict[int, list[DueRow]] = {table: [] for table in busy if table not in parts.failed}
         for _, rows in parts.results:
             for table, *values in rows:
@@ -141,7 +124,7 @@ class Scans:
             selects = [
                 f"SELECT {server.joined([f'{table:d}', *columns])} FROM {names[table]} "
                 f"WHERE {_after(server, what.status, position)} AND next_time<{end}{what.where}"
-                f"{self._at_home(table) if what.at_home else ''} "
+                f"{self._at_home(table)} "
                 f"ORDER BY next_time,job_id LIMIT {what.limit:d}"
                 for table, position in part.items()
                 if position is not None
@@ -191,12 +174,6 @@ class Scans:
         finds them: they must not block anything.
         """
         return f" AND ((job_id>>12)&{self._shards.tables - 1:d})={table:d}"
-
-    def _tell(self, strays: Sequence[tuple[int, int]]) -> None:
-        for table, job_id in strays:
-            if job_id not in self._logged and len(self._logged) < MAX_LOGGED:
-                self._logged.add(job_id)
-                log.error("row_in_wrong_table", job_id=job_id, table=self._shards.names[table])
 
 
 def of_type(biz_type: int) -> str:
