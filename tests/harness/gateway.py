@@ -174,6 +174,12 @@ class Gateway:
         pids = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return [int(pid) for pid in pids if forks.serves_http(int(pid))]
 
+    def __enter__(self) -> Gateway:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def stop(self) -> int:
         """End it in good order."""
         for connection in self._opened:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from typing import NoReturn
 
 import pytest
 
 
+def missing(reason: str) -> NoReturn:
+    """Skip the test, for something is not here that it needs; where CI is set, fail it."""
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+
+
 def need(program: str) -> str:
-    """Where the program is. Skips the test if it is not installed, and fails it where CI is set."""
-    found = shutil.which(program)
-    if found is None:
-        reason = f"{program} is not installed: make servers"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
-    return found
+    """Where the program is."""
+    return shutil.which(program) or missing(f"{program} is not installed: make servers")

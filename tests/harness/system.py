@@ -286,6 +286,12 @@ class System:
             for daemon in self.daemons
         )
 
+    def __enter__(self) -> System:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
     def stop(self) -> None:
         """End every daemon, all at once, and close every connection."""
         left = [daemon for daemon in self.daemons if daemon.process.poll() is None]

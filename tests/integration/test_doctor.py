@@ -275,13 +275,10 @@ def test_a_topic_that_is_pulled_or_sent_needs_a_gateway_or_a_sender_and_no_handl
     lines = doctor.examine(center)
     assert having(lines, Level.REFUSE, "no gateway is there")
     assert having(lines, Level.REFUSE, "no worker sends webhooks")
-    gateway = Gateway(system)
-    try:
+    with Gateway(system):
         system.wait(
             lambda: not having(doctor.examine(center), Level.REFUSE, "no gateway is there"), "a gateway", 20
         )
-    finally:
-        gateway.stop()
 
 
 def test_a_drained_cluster_and_a_slot_without_an_owner_are_seen(system: System) -> None:

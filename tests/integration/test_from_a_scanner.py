@@ -91,21 +91,20 @@ class Service:
 @pytest.fixture
 def service(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[Service]:
     (tmp_path / "toc").mkdir()
-    system = small_system(tmp_path / "toc", None, mariadb, database_prefix)
-    name = f"{database_prefix}shop"
-    root = create_engine(root_url(mariadb))
-    with root.begin() as connection:
-        connection.execute(text(f"CREATE DATABASE `{name}`"))
-    engine = create_engine(root.url.set(database=name))
-    one = Service(tmp_path, system, engine)
-    yield one
-    for process in list(one.running):
-        one.stop(process)
-    engine.dispose()
-    with root.begin() as connection:
-        connection.execute(text(f"DROP DATABASE `{name}`"))
-    root.dispose()
-    system.stop()
+    with small_system(tmp_path / "toc", None, mariadb, database_prefix) as system:
+        name = f"{database_prefix}shop"
+        root = create_engine(root_url(mariadb))
+        with root.begin() as connection:
+            connection.execute(text(f"CREATE DATABASE `{name}`"))
+        engine = create_engine(root.url.set(database=name))
+        one = Service(tmp_path, system, engine)
+        yield one
+        for process in list(one.running):
+            one.stop(process)
+        engine.dispose()
+        with root.begin() as connection:
+            connection.execute(text(f"DROP DATABASE `{name}`"))
+        root.dispose()
 
 
 def test_the_scanner_is_replaced_and_comes_back(service: Service) -> None:

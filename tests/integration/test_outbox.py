@@ -28,10 +28,9 @@ from toc.model import errors
 def system(
     tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
 ) -> Iterator[System]:
-    one = small_system(tmp_path, clean_redis, mariadb, database_prefix)
-    one.create_topics()
-    yield one
-    one.stop()
+    with small_system(tmp_path, clean_redis, mariadb, database_prefix) as one:
+        one.create_topics()
+        yield one
 
 
 @pytest.fixture(params=["mariadb", "postgresql", "sqlite"])

@@ -6,9 +6,7 @@ spec/README.md.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pytest
+from harness.programs import need
 
 MODEL = Path(__file__).parents[2] / "spec"
 MEMORY_MB = 4000
@@ -63,12 +61,8 @@ def searches(kind: str) -> list[Search]:
 
 def need_spin() -> None:
     """Skip the test without Spin and its C compilers; where CI is set, fail it."""
-    missing = [program for program in ("spin", "gcc", "tcc") if shutil.which(program) is None]
-    if missing:
-        reason = f"not on this machine: {', '.join(missing)} (make servers)"
-        if os.environ.get("CI"):
-            pytest.fail(reason)
-        pytest.skip(reason)
+    for program in ("spin", "gcc", "tcc"):
+        need(program)
 
 
 @cache

@@ -13,11 +13,10 @@ from benchmarks.local import MariaDB, RedisServer
 
 
 def _system(directory: Path, redis: RedisServer, mariadb: MariaDB, prefix: str) -> Iterator[System]:
-    one = small_system(directory, redis, mariadb, prefix, namespace=prefix.rstrip("_"))
-    one.create_topics()
-    one.center.catalog.refresh()
-    yield one
-    one.stop()
+    with small_system(directory, redis, mariadb, prefix, namespace=prefix.rstrip("_")) as one:
+        one.create_topics()
+        one.center.catalog.refresh()
+        yield one
 
 
 @pytest.fixture
@@ -38,12 +37,11 @@ def shared(
     """A gateway for all tests of a module: none may harm it."""
     directory = tmp_path_factory.mktemp("gateway")
     for system in _system(directory, redis_server, mariadb, module_database_prefix):
-        one = Gateway(system)
-        for role in ("produce", "consume", "read", "values", "operate"):
-            one.make_token(role, role)
-        one.make_token("sync-only", "admin", topics=("test.sync",))
-        yield one
-        one.stop()
+        with Gateway(system) as one:
+            for role in ("produce", "consume", "read", "values", "operate"):
+                one.make_token(role, role)
+            one.make_token("sync-only", "admin", topics=("test.sync",))
+            yield one
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +55,5 @@ def dialects(
     directory = tmp_path_factory.mktemp("dialects")
     names = ("youzan", "redis-delayed", "delay-task")
     for system in _system(directory, redis_server, mariadb, module_database_prefix):
-        one = Gateway(system, *(word for name in names for word in (f"--{name}", "127.0.0.1:0")))
-        yield one
-        one.stop()
+        with Gateway(system, *(word for name in names for word in (f"--{name}", "127.0.0.1:0"))) as one:
+            yield one

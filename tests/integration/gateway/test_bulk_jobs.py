@@ -304,8 +304,7 @@ def test_a_job_waits_for_a_server_that_is_away_says_so_and_goes_on(
 ) -> None:
     with Proxy(mariadb.port) as proxy:
         urls = [mariadb.url, through(proxy, mariadb.url)]
-        system = small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls)
-        try:
+        with small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls) as system:
             system.create_topics()
             center = system.center
             job_ids = submitted(center, 300)
@@ -326,8 +325,6 @@ def test_a_job_waits_for_a_server_that_is_away_says_so_and_goes_on(
             job = run(center, name, runner)
             assert (job["counts"], job["error"]) == ({"cancelled": 300}, "")
             assert statuses(center, job_ids) == {TaskStatus.CANCELLED}
-        finally:
-            system.stop()
 
 
 @pytest.mark.parametrize(
@@ -407,8 +404,7 @@ def test_while_the_first_database_is_away_nothing_is_done_twice_and_then_it_goes
 ) -> None:
     with Proxy(mariadb.port) as proxy:
         urls = [through(proxy, mariadb.url), mariadb.url]
-        system = small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls)
-        try:
+        with small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls) as system:
             system.create_topics()
             center = system.center
             job_ids = submitted(center, 300)
@@ -427,8 +423,6 @@ def test_while_the_first_database_is_away_nothing_is_done_twice_and_then_it_goes
             assert {row.version for row in center.store.read(job_ids).values()} <= {1, 2}, (
                 "a step was repeated"
             )
-        finally:
-            system.stop()
 
 
 # --- at gateways
@@ -510,8 +504,7 @@ def test_a_job_is_for_tokens_of_its_topic_with_the_right_of_its_kind(shop: Gatew
 def test_a_gateway_that_ends_lets_others_go_on_at_once(system: System) -> None:
     center = system.center
     submitted(center, 40)
-    gateway = Gateway(system)
-    try:
+    with Gateway(system) as gateway:
         assert ask(gateway, "cancel", tasks=40, confirm=TOPIC, rate=5).status == 200
         (job,) = act(center, bulk.list_jobs)["jobs"]
         assert until(lambda: act(center, bulk.show, name=job["name"])["done"] > 0)
@@ -519,5 +512,3 @@ def test_a_gateway_that_ends_lets_others_go_on_at_once(system: System) -> None:
         assert gateway.process.wait(120) == 0
         assert act(center, bulk.show, name=job["name"])["state"] == "waiting"
         assert run(center, job["name"])["counts"] == {"cancelled": 40}
-    finally:
-        gateway.stop()

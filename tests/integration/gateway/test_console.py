@@ -139,11 +139,8 @@ def test_failed_logins_are_bounded(system_gateway: Gateway) -> None:
 @pytest.fixture(scope="module")
 def system_gateway(shared: Gateway) -> Iterator[Gateway]:
     """A gateway of its own, whose only client is known to fail."""
-    gateway = Gateway(shared.system, host="guessed", beside=shared)
-    try:
+    with Gateway(shared.system, host="guessed", beside=shared) as gateway:
         yield gateway
-    finally:
-        gateway.stop()
 
 
 def test_every_page_has_a_policy_without_which_no_script_runs(shared: Gateway) -> None:
@@ -408,10 +405,7 @@ def test_an_open_page_is_brought_up_to_date_and_ends_with_the_gateway(shared: Ga
 def test_a_gateway_without_the_packages_says_what_to_install(shared: Gateway, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['jinja2'] = None")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    gateway = Gateway(shared.system, host="bare", beside=shared, env={"PYTHONPATH": path}, whole=True)
-    try:
+    with Gateway(shared.system, host="bare", beside=shared, env={"PYTHONPATH": path}, whole=True) as gateway:
         answer = gateway.call("GET", "/console", token=None)
         assert answer.status == 501
         assert answer.body["detail"] == "the console needs jinja2: pip install 'timeout-center[console]'"
-    finally:
-        gateway.stop()

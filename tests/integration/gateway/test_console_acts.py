@@ -280,20 +280,14 @@ def test_hosts_slots_and_targets_are_acted_on_once_it_was_shown_what_for(
     zookeeper: ZooKeeper, zookeeper_root: str,
 ) -> None:  # fmt: skip
     where = {"zookeeper": zookeeper.url, "cluster": zookeeper_root}
-    system = small_system(tmp_path, clean_redis, mariadb, database_prefix, **where)
-    try:
+    with small_system(tmp_path, clean_redis, mariadb, database_prefix, **where) as system:
         system.create_topics()
         for host in ("host-a", "host-b"):
             system.start(host, processes=1)
         env = {"TOC_SECRET_KEY": new_key(), "TOC_WEBHOOK_ALLOW": "http://127.0.0.1:8080,127.0.0.1"}
-        gateway = Gateway(system, env=env)
-        try:
+        with Gateway(system, env=env) as gateway:
             _act_on_targets(gateway)
             _act_on_hosts(gateway)
-        finally:
-            gateway.stop()
-    finally:
-        system.stop()
 
 
 def _act_on_hosts(gateway: Gateway) -> None:

@@ -87,11 +87,8 @@ def test_a_page_that_is_long_to_draw_holds_up_no_other_request(
 @pytest.fixture(scope="module")
 def proxied(shared: Gateway) -> Iterator[Gateway]:
     """A gateway for which all its clients are one proxy."""
-    gateway = Gateway(shared.system, "--proxy", "127.0.0.1/32", host="proxied", beside=shared)
-    try:
+    with Gateway(shared.system, "--proxy", "127.0.0.1/32", host="proxied", beside=shared) as gateway:
         yield gateway
-    finally:
-        gateway.stop()
 
 
 def test_failed_logins_through_a_proxy_keep_nobody_else_out(proxied: Gateway) -> None:

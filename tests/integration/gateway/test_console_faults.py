@@ -38,18 +38,17 @@ def cluster(tmp_path: Path, launch: Any) -> Iterator[Cluster]:
     """A system of four servers of its own, with a gateway."""
     redis, zookeeper = launch(RedisServer), launch(ZooKeeper)
     first, second = launch(MariaDB), launch(MariaDB)
-    system = small_system(
+    with small_system(
         tmp_path, redis, first, "toc_", database_urls=[first.url, second.url], zookeeper=zookeeper.url,
         read_timeout=2, connect_timeout=1,
-    )  # fmt: skip
-    system.create_topics()
-    system.center.catalog.refresh()
-    gateway = Gateway(system)
-    yield Cluster(gateway, redis, zookeeper, first, second)
-    for server in (redis, zookeeper, first, second):
-        server.resume()
-    gateway.stop()
-    system.stop()
+    ) as system:  # fmt: skip
+        system.create_topics()
+        system.center.catalog.refresh()
+        gateway = Gateway(system)
+        yield Cluster(gateway, redis, zookeeper, first, second)
+        for server in (redis, zookeeper, first, second):
+            server.resume()
+        gateway.stop()
 
 
 def seen(browser: Browser) -> dict[str, tuple[int, str]]:

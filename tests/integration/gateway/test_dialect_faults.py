@@ -22,13 +22,12 @@ def test_what_was_pulled_of_delay_task_is_processed_only_after_its_answer(
     system: System, tmp_path: Path
 ) -> None:
     once = tmp_path / "once"
-    gateway = Gateway(
+    with Gateway(
         system,
         "--delay-task",
         "127.0.0.1:0",
         env={"TOC_FAILPOINT": "pull.sent:1", "TOC_FAILPOINT_ONCE": str(once)},
-    )
-    try:
+    ) as gateway:
         port = port_of(gateway, "delay-task")
         task = {"topic": "t", "timing_moment": int(time.time()) + 1, "content": "b"}
         biz_id = ask(port, "POST", "/delay/task/add", task).json["task_id"]
@@ -40,8 +39,6 @@ def test_what_was_pulled_of_delay_task_is_processed_only_after_its_answer(
         assert until(once.exists, 5)
         (found,) = system.center.find(biz_id=biz_id)
         assert (found.status, system.row(found.job_id).attempts) == (TaskStatus.PENDING, 1)
-    finally:
-        gateway.stop()
 
 
 def test_a_client_that_sends_nothing_more_is_handed_nothing_and_told_nothing(system: System) -> None:

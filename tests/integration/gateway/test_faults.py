@@ -71,15 +71,12 @@ def test_a_process_whose_task_on_the_event_loop_dies_says_so_and_is_replaced(
     (tmp_path / "sitecustomize.py").write_text(DEATHS)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     once = {"TEST_ONCE": str(tmp_path / "once"), "TEST_VICTIM": victim}
-    gateway = Gateway(system, env={"PYTHONPATH": path, **once})
-    try:
+    with Gateway(system, env={"PYTHONPATH": path, **once}) as gateway:
         assert until(lambda: "thread_died" in gateway.told(), 10)
         (said,) = [json.loads(line) for line in gateway.told().splitlines() if '"thread_died"' in line]
         assert (said["thread"], Path(once["TEST_ONCE"]).exists()) == (victim, True)
         assert until(lambda: gateway.told().count('"worker_ready"') == 3, 20)
         assert until(lambda: gateway.call("GET", "/v1/topics").status == 200, 10)
-    finally:
-        gateway.stop()
 
 
 def test_requests_under_way_are_answered_before_a_gateway_ends(system: System) -> None:
@@ -154,11 +151,10 @@ def two_servers(
     """The first database, with topics and tokens, on the server that the test may stop."""
     first = launch(MariaDB)
     urls = [first.url, mariadb.url]
-    one = small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls)
-    one.create_topics()
-    one.center.catalog.refresh()
-    yield one, first
-    one.stop()
+    with small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls) as one:
+        one.create_topics()
+        one.center.catalog.refresh()
+        yield one, first
 
 
 def test_a_server_that_would_remember_a_requests_name_and_hangs_holds_up_no_task_of_another(
@@ -284,11 +280,8 @@ def test_it_starts_outside_loopback_only_if_it_is_protected(system: System) -> N
     assert "--tls-cert" in refused.stderr
     assert run("--host", "localhost").returncode == 2
     assert run("--tls-cert", "/nowhere").returncode == 2
-    gateway = Gateway(system, "--host", "0.0.0.0", "--plain-from", "10.0.0.0/8")
-    try:
+    with Gateway(system, "--host", "0.0.0.0", "--plain-from", "10.0.0.0/8") as gateway:
         assert gateway.call("GET", "/healthz").status == 403
-    finally:
-        gateway.stop()
 
 
 def test_a_certificate_that_cannot_be_served_is_refused_before_anything_starts(

@@ -352,8 +352,7 @@ def test_a_job_whose_id_was_pushed_to_the_new_port_meanwhile_is_left_as_it_is(
     for name in ("moved", "kept"):
         youzan_job(other, name, at=now + 3600)
         other.zadd("dq_bucket_1", {name: now + 3600})
-    gateway = Gateway(system, "--youzan", "127.0.0.1:0")
-    try:
+    with Gateway(system, "--youzan", "127.0.0.1:0") as gateway:
         job = {"id": "moved", "topic": "order", "delay": 7200, "ttr": 60, "body": "newer"}
         assert youzan(gateway, "push", job)["code"] == 0
         for there_before in (0, 1):
@@ -368,8 +367,6 @@ def test_a_job_whose_id_was_pushed_to_the_new_port_meanwhile_is_left_as_it_is(
         assert youzan(gateway, "delete", {"id": "moved"})["code"] == 0
         assert youzan(gateway, "get", {"id": "moved"})["data"] is None
         assert row_of(system, "kept").status == TaskStatus.PENDING
-    finally:
-        gateway.stop()
 
 
 # --- with the dialects

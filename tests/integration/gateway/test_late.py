@@ -22,9 +22,8 @@ from toc.operate.operations.topics import pause, resume
 
 @pytest.fixture
 def gateway(system: System) -> Any:
-    one = Gateway(system)
-    yield one
-    one.stop()
+    with Gateway(system) as one:
+        yield one
 
 
 def by_command(system: System, job_id: str, monkeypatch: pytest.MonkeyPatch) -> Any:

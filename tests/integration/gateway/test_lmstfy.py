@@ -32,11 +32,10 @@ def gateway(
 ) -> Iterator[Gateway]:
     prefix = module_database_prefix
     directory: Path = tmp_path_factory.mktemp("lmstfy")
-    system = small_system(directory, redis_server, mariadb, prefix, namespace=prefix.rstrip("_"))
-    one = Gateway(system, *OPTIONS)
-    yield one
-    one.stop()
-    system.stop()
+    with small_system(directory, redis_server, mariadb, prefix, namespace=prefix.rstrip("_")) as system:
+        one = Gateway(system, *OPTIONS)
+        yield one
+        one.stop()
 
 
 @pytest.fixture(scope="module")

@@ -43,8 +43,7 @@ def address_of_this_machine() -> str:
 
 
 def test_everybody_needs_basic_auth_and_sees_and_grants_no_more_than_natively(system: System) -> None:
-    gateway = Gateway(system, *OPTIONS)
-    try:
+    with Gateway(system, *OPTIONS) as gateway:
         asked, api = Admin(gateway), port_of(gateway, "lmstfy")
         for line in ("GET /info", "GET /version", "GET /pools", "GET /token/shop", "GET /nothing",
                      "POST /token/shop?description=x", "DELETE /token/shop/x", "GET /limits"):  # fmt: skip
@@ -65,13 +64,10 @@ def test_everybody_needs_basic_auth_and_sees_and_grants_no_more_than_natively(sy
         assert few("POST /token/mine?description=x").status == 201
         poor = Admin(gateway, token=gateway.make_token("poor", "operate", topics=("lmstfy.*",)))
         assert poor("GET /info").status == 401
-    finally:
-        gateway.stop()
 
 
 def test_tokens_of_any_length_are_compared_as_a_whole(system: System) -> None:
-    gateway = Gateway(system, *OPTIONS)
-    try:
+    with Gateway(system, *OPTIONS) as gateway:
         asked, api = Admin(gateway), port_of(gateway, "lmstfy")
         given = "a" * 189
         assert asked(f"POST /token/shop?description=x&token={given}").status == 201
@@ -81,13 +77,10 @@ def test_tokens_of_any_length_are_compared_as_a_whole(system: System) -> None:
         assert Client(api, given, "shop").consume("orders") is None, "it is still valid"
         longer = asked(f"POST /token/shop?description=x&token={given}b")
         assert (longer.status, longer.json) == (400, {"error": "the user token was too long"})
-    finally:
-        gateway.stop()
 
 
 def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
-    gateway = Gateway(system, *OUTSIDE)
-    try:
+    with Gateway(system, *OUTSIDE) as gateway:
         asked, api = Admin(gateway), port_of(gateway, "lmstfy")
         made = asked("POST /token/shop?description=web%20shop")
         assert (made.status, made.headers["content-type"]) == (201, "application/json; charset=utf-8")
@@ -177,15 +170,12 @@ def test_tokens_are_made_listed_by_name_and_revoked(system: System) -> None:
         kept = asked(f"DELETE /token/shop/{token}", host=host, auth=few)
         assert kept.status == 204, "as for a token that is unknown"
         assert client.call("GET", "/api/shop/orders").status == 404, "but it is still valid"
-    finally:
-        gateway.stop()
 
 
 def test_queues_are_listed_by_the_names_that_clients_use_and_no_topics_of_other_dialects(
     system: System,
 ) -> None:
-    gateway = Gateway(system, *OPTIONS, "--youzan", "127.0.0.1:0")
-    try:
+    with Gateway(system, *OPTIONS, "--youzan", "127.0.0.1:0") as gateway:
         asked, api = Admin(gateway), port_of(gateway, "lmstfy")
         youzan = port_of(gateway, "youzan")
         job = {"id": "j", "topic": "order", "delay": 3600, "ttr": 60, "body": "x"}
@@ -209,5 +199,3 @@ def test_queues_are_listed_by_the_names_that_clients_use_and_no_topics_of_other_
 
         client = Client(api, asked("POST /token/youzan?description=x").json["token"], "youzan")
         assert client.consume("order", timeout=30)["queue"] == "order"
-    finally:
-        gateway.stop()

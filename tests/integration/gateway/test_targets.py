@@ -34,10 +34,9 @@ def gateway(shared: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     env = {"TOC_SECRET_KEY": KEY, "TOC_WEBHOOK_ALLOW": "http://127.0.0.1:8080,127.0.0.1"}
     system = copy.copy(shared.system)
     system.directory = tmp_path_factory.mktemp("keyed")  # for a log of its own
-    one = Gateway(system, "--plain-from", "127.0.0.1/32", env=env)
-    one.tokens |= shared.tokens
-    yield one
-    one.stop()
+    with Gateway(system, "--plain-from", "127.0.0.1/32", env=env) as one:
+        one.tokens |= shared.tokens
+        yield one
 
 
 SCHEDULE = {"every": 3600, "window": 60, "overlap": "skip", "attribute": {"a": 1}}

@@ -20,17 +20,15 @@ def system(
     tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
 ) -> Iterator[System]:
     """One host: one Redis, two databases with eight tables, the local coordinator."""
-    one = small_system(tmp_path, clean_redis, mariadb, database_prefix)
-    yield one
-    one.stop()
+    with small_system(tmp_path, clean_redis, mariadb, database_prefix) as one:
+        yield one
 
 
 @pytest.fixture
 def alone(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[System]:
     """One host and its database alone: two databases with eight tables, no index."""
-    one = small_system(tmp_path, None, mariadb, database_prefix)
-    yield one
-    one.stop()
+    with small_system(tmp_path, None, mariadb, database_prefix) as one:
+        yield one
 
 
 @pytest.fixture
@@ -44,9 +42,8 @@ def cluster(
 ) -> Iterator[System]:
     """Several hosts: a Redis Cluster, eight databases with 64 tables, ZooKeeper."""
     more = {"zookeeper": zookeeper.url, "cluster": zookeeper_root, "databases": 8, "tables": 64}
-    one = small_system(tmp_path, clean_cluster, mariadb, database_prefix, **more)
-    yield one
-    one.stop()
+    with small_system(tmp_path, clean_cluster, mariadb, database_prefix, **more) as one:
+        yield one
 
 
 @pytest.fixture

@@ -71,8 +71,7 @@ def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:
     system.create_topics()
     submit(system, SYNC, 1800)
     submit(system, ASYNC, 1800, 1800)
-    gateway = Gateway(system)
-    try:
+    with Gateway(system) as gateway:
         gateway.make_token("one", "read", topics=(SYNC,))
         system.wait(
             lambda: not gateway.call("GET", "/v1/due").body["missing"], "its worker has counted all", 60
@@ -118,8 +117,6 @@ def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:
         unknown = forks.run(["due", "no.topic"], env=system.env, directory=system.directory)
         assert unknown.returncode == 2
         assert "there is no topic 'no.topic'" in unknown.stderr
-    finally:
-        gateway.stop()
 
 
 @pytest.mark.parametrize("kind", ["system", "alone"])

@@ -69,11 +69,10 @@ class Shop:
 
 @pytest.fixture
 def system(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[System]:
-    one = small_system(tmp_path, None, mariadb, database_prefix, session_timeout=2.0)
-    one.center.store.topics.create(Topic("order.close", 1, 4, max_runtime=2))
-    one.center.store.topics.create(Topic("member.remind", 2, 4))
-    yield one
-    one.stop()
+    with small_system(tmp_path, None, mariadb, database_prefix, session_timeout=2.0) as one:
+        one.center.store.topics.create(Topic("order.close", 1, 4, max_runtime=2))
+        one.center.store.topics.create(Topic("member.remind", 2, 4))
+        yield one
 
 
 @pytest.fixture
