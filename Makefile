@@ -29,8 +29,9 @@ check: $(STAMP) ## ruff and mypy
 servers: ## as root on Debian: install the servers that tests need; else say which are missing
 	scripts/servers
 
-# Most tests wait; each of the ten processes has servers of its own.
-AT_ONCE := 10
+# Most tests wait: all of them together want nine minutes of a processor, and those of four at a time would leave
+# half of two processors idle. Each process has servers of its own.
+AT_ONCE := 8
 
 # mypy takes half a minute of one core where it has not run before: it runs beside the first tests, and what it says
 # comes last.

@@ -115,14 +115,23 @@ def idle(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
     yield from _system(request, tmp_path, IDLE)
 
 
-@pytest.fixture(params=[*RUNNING, ASYNC, KIT])
+@pytest.fixture(params=[*IDLE, KIT])
 def each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
-    """A system with one daemon on each rung, one with an asynchronous client, and the kit, whose time
-    passes."""
+    """A system with one daemon, with an index and without, and the kit, whose time passes."""
+    yield from _running(request, tmp_path)
+
+
+@pytest.fixture(params=[*RUNNING, ASYNC, KIT])
+def every(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
+    """These, one on the highest rung, and one with an asynchronous client: for what callers are told."""
     if request.param == ASYNC:
         with looped(request.getfixturevalue("awaited")) as system:
             yield system
-        return
+    else:
+        yield from _running(request, tmp_path)
+
+
+def _running(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
     for one in _system(request, tmp_path, RUNNING):
         if request.param == KIT:
             one.start()

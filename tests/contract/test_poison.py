@@ -66,8 +66,10 @@ def test_whatever_a_handler_raises_is_a_failed_try(poisoned: Contract, topic: st
     _neighbours_run_in_the_same_process(poisoned)
 
 
-@pytest.mark.parametrize("member", ["not-a-number", "99999999999999999999999", ""])
-@pytest.mark.parametrize("key", ["c.once_0", "prepare_{c.once_0}", "dead_{c.once_0}"])
+@pytest.mark.parametrize(
+    ("key", "member"),
+    [("c.once_0", "not-a-number"), ("prepare_{c.once_0}", "9" * 23), ("dead_{c.once_0}", "")],
+)
 def test_a_member_that_is_no_job_id_harms_nobody(poisoned: Contract, key: str, member: str) -> None:
     if key.startswith("prepare_"):
         poisoned.redis.zadd(key, {member: 1_600_000_000_001.0})
@@ -116,9 +118,3 @@ def test_a_key_of_the_wrong_type_harms_only_its_slot(poisoned: Contract) -> None
     promised = _submit(poisoned, "c.once", 4)
     poisoned.redis.delete("c.once_0")
     poisoned.wait(lambda: poisoned.status(promised) == 2, "the sweep brings it in")
-
-
-def test_garbage_on_the_wake_channel_harms_nobody(poisoned: Contract) -> None:
-    for text in ("", "nan", "inf", "-inf", "hello", "1e400", "\x00"):
-        poisoned.redis.publish("wake_{c.plain_0}", text)
-    _neighbours_run_in_the_same_process(poisoned)
