@@ -95,12 +95,12 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-LONGEST = ("spec", "property", "browser", "fault", "system", "coordination", "integration")
-"""Folders of long tests, the longest first (right under integration/ are those of demo and examples)."""
+LONGEST = ("fault", "system", "integration", "gateway", "contract", "browser", "store", "spec", "property")
+"""Folders of long files, the longest first (right under integration/ are those of demo and examples)."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first, those of quick ones last: no process of xdist ends long after the others."""
+    """Long files first, those of quick tests last: no process of xdist ends long after the others."""
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
 

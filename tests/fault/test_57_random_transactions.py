@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
@@ -15,6 +13,7 @@ import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.proxy import Proxy
 from fault.kit.transactions import TOPIC, metadata, ops
+from harness import forks
 from harness.system import System
 from harness.tables import raw, task_tables
 from sqlalchemy import create_engine, select
@@ -25,6 +24,8 @@ from toc import NewTask
 from toc.model.task import TaskStatus
 
 PROCESSES = 4
+Running = tuple[forks.Forked, Path]
+"""A program, and the file of what it prints."""
 
 
 @pytest.mark.parametrize(
@@ -62,14 +63,13 @@ def test_a_task_exists_exactly_if_the_callers_rows_do(
                     for seed in range(PROCESSES)
                 ]
                 for program in running:
-                    out, _ = program.communicate()
-                    assert program.returncode == 0, out
+                    _printed(program)
                 eaten = proxy.stats.eaten
                 if eaten and {"unknown", "rolled back"} <= _states(place).keys() and _failed(place):
                     break
         direct = engine.url.render_as_string(hide_password=False)
-        out, _ = _program(system, place, direct, 5, kills, due, "kill").communicate()
-        at_lines = json.loads(out.splitlines()[-1])
+        last = _printed(_program(system, place, direct, -1, kills, due, "kill")).splitlines()[-1]
+        at_lines = json.loads(last)
         with engine.connect() as connection:
             written = connection.execute(select(ops).order_by(ops.c.number)).all()
     finally:
@@ -110,17 +110,20 @@ def _failed(place: Path) -> int:
     return sum(one.get("why") == "Transient" for one in _said(place))
 
 
-def _program(
-    system: System, place: Path, url: str, seed: int, count: int, due: int, *more: str
-) -> subprocess.Popen[str]:
+def _program(system: System, place: Path, url: str, seed: int, count: int, due: int, *more: str) -> Running:
+    """Starts it; what it prints is in the file."""
+    out = place.with_suffix(f".{seed}")
     words = [str(place), url, str(seed), str(count), str(due), *more]
-    return subprocess.Popen(
-        [sys.executable, "-m", "fault.kit.transactions", *words],
-        env=system.env,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    streams = dict.fromkeys(("stdout", "stderr"), str(out))
+    return forks.start(words, env=system.env, module="fault.kit.transactions", streams=streams), out
+
+
+def _printed(program: Running) -> str:
+    """Waits for its end, and returns what it has printed."""
+    process, out = program
+    code, text = process.wait(), out.read_text()
+    assert code == 0, text
+    return text
 
 
 def _compare_transactions(

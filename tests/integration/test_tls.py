@@ -125,7 +125,7 @@ def center(servers: Servers) -> Iterator[TimeoutCenter]:
         database_prefix="toc_tls_",
         redis_url=servers.redis.url,
         zookeeper=servers.zookeeper.url,
-        connect_timeout=2,
+        connect_timeout=60,
     )
     with TimeoutCenter(settings) as center:
         center.store.topics.create(Topic("test.sync", 1, 2))
