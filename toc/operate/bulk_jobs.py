@@ -245,6 +245,9 @@ class BulkRunner:
         part = self._table.part(job.name, number)
         chunk = part.job_ids[offset : offset + size]
         try:
+            # The first read that waits for a server that hangs marks it. Later ones fail at once, and jobs
+            # whose tasks are elsewhere go on.
+            self._center.store.read_tries(chunk).whole()
             found = self._do(held, chunk)
         except (Unavailable, SchemaBehind) as exc:
             held.next_at = self._clock.monotonic() + RETRY_SECONDS

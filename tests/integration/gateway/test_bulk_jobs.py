@@ -21,6 +21,7 @@ from toc.model.access import Role, Token
 from toc.model.bulk import KEPT_MS
 from toc.model.clock import Clock
 from toc.model.errors import Busy, InvalidInput, StoreUnavailable, TocError
+from toc.model.sharding import BizId
 from toc.model.task import NewTask, TaskStatus
 from toc.model.verdict import Failure
 from toc.model.wire import parse_instant as instant_of
@@ -325,6 +326,41 @@ def test_a_job_waits_for_a_server_that_is_away_says_so_and_goes_on(
             job = run(center, name, runner)
             assert (job["counts"], job["error"]) == ({"cancelled": 300}, "")
             assert statuses(center, job_ids) == {TaskStatus.CANCELLED}
+
+
+@pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to read along")
+def test_a_server_that_hangs_holds_up_no_job_whose_tasks_are_elsewhere(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+) -> None:
+    with Proxy(mariadb.port) as proxy:
+        more = {"database_urls": [mariadb.url, through(proxy, mariadb.url)], "read_timeout": 1.0}
+        with small_system(tmp_path, clean_redis, mariadb, database_prefix, **more) as system:
+            system.create_topics()
+            center = system.center
+            at_server = {center.store.server_of_biz(BizId.of(number)): number for number in range(99)}
+            biz_ids = [at_server[0], at_server[1]]
+            here, there = (
+                center.submit_many([NewTask(TOPIC, biz_id, delay=3600) for _ in range(300)])
+                for biz_id in biz_ids
+            )
+            moved, stuck = (
+                make(center, bulk.reschedule, biz_id=biz_id, delay=86_400.0, rate=10_000)
+                for biz_id in biz_ids
+            )
+            proxy.stall()
+            runner = BulkRunner(center)
+
+            def done(name: str) -> bool:
+                runner.run_once()
+                return bool(act(center, bulk.show, name=name)["state"] == "done")
+
+            assert until(lambda: done(moved))
+            assert until(lambda: not done(stuck) and act(center, bulk.show, name=stuck)["error"] != "")
+            assert center.store.away(1) is not None, "each step of the job would wait for it again"
+            assert {row.version for row in center.store.read(here).values()} == {1}
+            proxy.flow()
+            assert until(lambda: done(stuck))
+            assert {row.version for row in center.store.read(there).values()} == {1}
 
 
 @pytest.mark.parametrize(
