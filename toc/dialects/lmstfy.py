@@ -334,7 +334,7 @@ class Lmstfy(Dialect):
             return None
         ready = status is TaskStatus.PENDING
         before = self.service.center.clock.now_ms() + 1 if ready else None
-        return Selection(status, biz_type=topic.biz_type, before=before, dedup_key=DEDUP_KEY)
+        return Selection(status, biz_types=[topic.biz_type], before=before, dedup_key=DEDUP_KEY)
 
     async def _page(self, on_queue: QueueRequest, status: TaskStatus, limit: int) -> list[TaskRow]:
         """Return at most ``limit`` ready or dead jobs of a queue, the first of them."""

@@ -1,20 +1,17 @@
 """When a schedule fires: cron expressions in a time zone, and intervals in UTC. Instants are milliseconds.
 
 cronsim parses and matches cron expressions. When a zone's offset changes, they behave as in
-Debian's cron, as cronsim describes it:
+Debian's cron, as cronsim has it:
 
 - A fixed time (neither its minutes nor its hours begin with ``*``) in a gap runs right after the gap; one
   that comes twice runs the first time.
 - All others run whenever the clock on the wall matches, so they have no gap and run twice where an hour does.
-
-cronsim is asked in local times without a zone, and this file turns these into instants: cronsim's own
-conversion loses an hour where the gap is at midnight (Santiago), for expressions whose minutes are ``*``.
+  Where a gap is at midnight, or half an hour long, cronsim makes a few minutes of ``*`` too many or too few.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -44,7 +41,6 @@ _NICKNAMES = {
     "@monthly": "0 0 1 * *", "@yearly": "0 0 1 1 *", "@annually": "0 0 1 1 *",
 }  # fmt: skip
 _FIELDS = "write minute, hour, day of month, month and day of week; six fields begin with seconds"
-_DAY = timedelta(days=1)
 _LAST_YEAR = 9000
 END = to_ms(datetime(_LAST_YEAR, 12, 31, 23, 59, 59, tzinfo=UTC))
 """No occurrence is later than this: Python's dates end soon after it, in the year 9999."""
@@ -114,10 +110,11 @@ class Cron:
 
     def after(self, instant: int) -> Iterator[int]:
         """The occurrences later than ``instant``, in order."""
-        for found in self._fixed(instant) if self._is_fixed else self._wild(instant):
-            if found > instant:  # a time that comes twice is over when it comes again
-                instant = found
-                yield found
+        for found in _matching(self.expression, from_ms(instant).astimezone(zone_named(self.zone))):
+            at = to_ms(found)
+            if at > instant and not (self.skip_gaps and self._was_moved(found)):
+                instant = at  # a time that comes twice is over when it comes again
+                yield at
 
     def latest(self, after: int, until: int, most: int) -> Latest:
         """The last ``most`` occurrences in (after, until]."""
@@ -138,42 +135,19 @@ class Cron:
                 return Latest(last[-most:], found[0], MAX_COUNTED)
             span *= 2
 
-    @property
-    def _is_fixed(self) -> bool:
-        fields = self.expression.split()
-        return len(fields) == 5 and not fields[0].startswith("*") and not fields[1].startswith("*")
-
-    def _fixed(self, instant: int) -> Iterator[int]:
-        """Each local time once: the first time it comes, or right after the gap that leaves it out."""
-        zone = zone_named(self.zone)
-        local = from_ms(instant).astimezone(zone).replace(tzinfo=None, fold=0)
-        for wanted in _matching(self.expression, local):
-            found = _instants(wanted, zone)
-            if found or not self.skip_gaps:
-                yield to_ms(found[0] if found else _gap_end(wanted, zone))
-
-    def _wild(self, instant: int) -> Iterator[int]:
-        """Each instant at which the clock on the wall matches."""
-        zone = zone_named(self.zone)
-        start = from_ms(instant)
-        if len({_offset(start + days, zone) for days in (-_DAY, timedelta(), _DAY)}) > 1:
-            start -= _DAY  # local times before this one may come again after it
-        again: list[datetime] = []
-        for wanted in _matching(self.expression, start.astimezone(zone).replace(tzinfo=None, fold=0)):
-            found = _instants(wanted, zone)
-            while found and again and again[0] < found[0]:
-                yield to_ms(again.pop(0))
-            yield from map(to_ms, found[:1])
-            again += found[1:]
+    def _was_moved(self, found: datetime) -> bool:
+        """Whether this occurrence is that of a fixed time in a gap: its own local time does not match."""
+        local = found.replace(tzinfo=None, fold=0)
+        return next(_matching(self.expression, local - timedelta(seconds=1))) != local
 
 
 Calendar = Interval | Cron
 """The instants (ms) of a series, until ``END`` or some hours longer."""
 
 
-def _matching(expression: str, local: datetime) -> Iterator[datetime]:
-    """The local times after ``local`` that match the expression. Raises CronSimError."""
-    for found in CronSim(_STEP_OF_ONE.sub(_one, expression), local):
+def _matching(expression: str, begin: datetime) -> Iterator[datetime]:
+    """The times after ``begin``, in its zone, that match the expression. Raises CronSimError."""
+    for found in CronSim(_STEP_OF_ONE.sub(_one, expression), begin):
         if found.year > _LAST_YEAR:
             return
         yield found
@@ -202,27 +176,6 @@ def _hint(expression: str, error: Exception) -> str:
     if isinstance(error, StopIteration) or str(error) == "Bad day-of-month":
         return "there is no such day of the month; the last one is L"
     return f"{error}; {_FIELDS}" if len(fields) == 6 else str(error)
-
-
-def _offset(at: datetime, zone: ZoneInfo) -> timedelta:
-    offset = at.astimezone(zone).utcoffset()
-    assert offset is not None  # noqa: S101 - for the type checker
-    return offset
-
-
-def _instants(local: datetime, zone: ZoneInfo) -> list[datetime]:
-    """The instants at which a local time comes: one, two where clocks are put back, none in a gap."""
-    found = {local.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1)}
-    return sorted(at for at in found if at.astimezone(zone).replace(tzinfo=None, fold=0) == local)
-
-
-def _gap_end(wanted: datetime, zone: ZoneInfo) -> datetime:
-    """The end of the gap that leaves out the local time ``wanted``: when the zone's offset changes."""
-    low, high = sorted(wanted.replace(tzinfo=zone, fold=fold).astimezone(UTC) for fold in (0, 1))
-    before = _offset(low, zone)
-    seconds = range(int((high - low).total_seconds()))
-    end = bisect_left(seconds, True, key=lambda n: _offset(low + timedelta(seconds=n), zone) != before)
-    return low + timedelta(seconds=end)
 
 
 _NO_PLACES = frozenset({"localtime", "posixrules", "Factory"})

@@ -32,9 +32,6 @@ from toc.store.tasks.scan import of_type
 if TYPE_CHECKING:
     from toc.store.migrate import Migrator
 
-TABLES_COUNTED = 16
-"""Tables that are counted at once: their numbers follow each other, so they are spread over all servers."""
-
 
 # --- topics -------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from toc.model.catalog import NOTICED_SECONDS
@@ -26,7 +27,6 @@ from toc.operate import admin, bulk
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.topics import altered
 from toc.store.store import Store
-from toc.store.tasks.batch import OpenTasks
 from toc.store.tasks.select import Selection
 
 LOOK_SECONDS = 0.5
@@ -36,31 +36,34 @@ Progress = Callable[[str], None]
 
 
 class Use(NamedTuple):
-    """How many tasks of a topic there are: rows by what they are, and entries in the PrepareQueues."""
+    """How many tasks of a topic have not ended well. ``held``: of the pending, those leased or handed out;
+    ``prepared``: entries in the PrepareQueues."""
 
-    rows: OpenTasks
+    pending: int
+    held: int
+    dead: int
     prepared: int
 
     def __str__(self) -> str:
-        rows = self.rows
         return (
-            f"{rows.pending} pending ({self.prepared} prepared, {rows.held} leased or handed out), "
-            f"{rows.dead} dead"
+            f"{self.pending} pending ({self.prepared} prepared, {self.held} leased or handed out), "
+            f"{self.dead} dead"
         )
 
 
 def use_of(center: TimeoutCenter, topic: Topic) -> Use:
-    """Count a topic's tasks. Reads all its pending and dead rows, a few tables at a time.
+    """Count a topic's tasks. Reads all pending and dead rows.
 
     Raises StoreUnavailable, and IndexUnavailable if the entries of some slot cannot be counted.
     """
-    prepared = prepared_of(center, topic)
-    tables = center.store.tables
-    rows = OpenTasks()
-    for first in range(0, len(tables), admin.TABLES_COUNTED):
-        part = center.store.count_open(tables[first : first + admin.TABLES_COUNTED], topic.biz_type)
-        rows = OpenTasks(*(sum(pair) for pair in zip(rows, part, strict=True)))
-    return Use(rows, prepared)
+    prepared, count = prepared_of(center, topic), center.store.selections.count
+    pending = Selection(TaskStatus.PENDING, biz_types=[topic.biz_type])
+    return Use(
+        count(pending),
+        count(replace(pending, held=True)),
+        count(replace(pending, status=TaskStatus.DEAD)),
+        prepared,
+    )
 
 
 def prepared_of(center: TimeoutCenter, topic: Topic) -> int:
@@ -96,14 +99,14 @@ def change_delivery(
     while True:
         if not (wait and (prepared := prepared_of(center, topic))):  # cheaper to ask than the rows
             found = use_of(center, topic)
-            if not found.prepared and not found.rows.held:
+            if not found.prepared and not found.held:
                 break
             if not wait:
                 raise TopicInUse(
                     f"the delivery of {name!r} was not changed, because its tasks may run: {found}; "
                     f"try again when they have ended, or add --wait"
                 )
-            prepared = found.prepared + found.rows.held
+            prepared = found.prepared + found.held
         progress(f"until {prepared} tasks have ended")
         time.sleep(LOOK_SECONDS)
     if not center.store.topics.deliver(name, version, delivery):
@@ -169,12 +172,12 @@ def delete_topic(
         time.sleep(NOTICED_SECONDS)
         found = ended = use_of(center, topic)
         if purge:
-            if found.prepared or found.rows.held:
+            if found.prepared or found.held:
                 raise TopicInUse(f"topic {name!r} was not deleted, because its tasks may run: {found}")
             progress(f"until its tasks have ended: {found}")
             _end_tasks(center, topic)
             found = use_of(center, topic)
-        if any(found.rows) or found.prepared:
+        if any(found):
             hint = "; --purge cancels the pending and deletes the dead ones" if not purge else "; try again"
             raise TopicInUse(f"topic {name!r} was not deleted: it has {found}{hint}")
         if not store.topics.retire(topic, version):
@@ -202,6 +205,6 @@ def _check_paused(topic: Topic, what: str) -> None:
 
 def _end_tasks(center: TimeoutCenter, topic: Topic) -> None:
     """Cancel the pending tasks of a topic, and delete the dead ones."""
-    selections = center.store.selections
-    bulk.cancel(center, selections.ids(Selection(TaskStatus.PENDING, biz_type=topic.biz_type)))
-    bulk.purge_dead(center, selections.ids(Selection(TaskStatus.DEAD, biz_type=topic.biz_type)))
+    ids, types = center.store.selections.ids, [topic.biz_type]
+    bulk.cancel(center, ids(Selection(TaskStatus.PENDING, biz_types=types)))
+    bulk.purge_dead(center, ids(Selection(TaskStatus.DEAD, biz_types=types)))

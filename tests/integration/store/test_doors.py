@@ -26,14 +26,14 @@ from toc.model.errors import (
     UnknownToken,
     UnknownTopic,
 )
-from toc.model.task import TaskRow
+from toc.model.task import TaskRow, TaskStatus
 from toc.model.template import Template
 from toc.model.topic import Delivery, Topic
 from toc.operate.audit import audited
 from toc.operate.templates import ensure_topic
 from toc.operate.tokens import PREFIX, digest, revoke_token
 from toc.store.store import Store
-from toc.store.tasks.batch import OpenTasks
+from toc.store.tasks.select import Selection
 
 NewRow = Callable[..., TaskRow]
 
@@ -127,8 +127,9 @@ def test_open_tasks_are_counted_and_those_that_are_held_only_while_they_are(
     store = fresh_store
     rows = [new_row(biz_type=9, status=status) for status in (0, 0, 0, 0, 4, 2, 3)]
     insert_many(store, [*rows, new_row(biz_type=8)])
-    tables = range(sum(map(len, store.tables_of_server())))
-    assert store.count_open(tables, 9) == OpenTasks(4, 0, 1)
+    pending = Selection(TaskStatus.PENDING, biz_types=[9])
+    assert store.selections.count(pending) == 4
+    assert store.selections.count(replace(pending, held=True)) == 0
     for row, sets in (
         (rows[0], "lease_owner=1,lease_until={later}"),
         (rows[1], "lease_owner=1,lease_until={before}"),
@@ -138,7 +139,7 @@ def test_open_tasks_are_counted_and_those_that_are_held_only_while_they_are(
         server, now = store._shards.servers[store.server_of(row.job_id)], Clock().now_ms()
         fields = sets.format(later=server.instant(now + 60_000), before=server.instant(now - 60_000))
         change(store, row.job_id, fields)
-    assert store.count_open(tables, 9) == OpenTasks(4, 2, 1)
+    assert store.selections.count(replace(pending, held=True)) == 2
 
 
 def test_a_name_with_a_space_behind_it_is_another_name(mysql_store: Store) -> None:

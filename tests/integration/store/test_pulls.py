@@ -18,6 +18,7 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
 from toc.store.store import Store
 from toc.store.tasks.pulls import HandOut
+from toc.store.tasks.select import Selection
 
 NewRow = Callable[..., TaskRow]
 
@@ -51,8 +52,7 @@ def due_rows(store: Store, new_row: NewRow, count: int, biz_type: int = 7) -> li
 
 
 def held(store: Store, biz_type: int) -> int:
-    tables = [table for part in store.tables_of_server() for table in part]
-    return store.count_open(tables, biz_type).held
+    return store.selections.count(Selection(TaskStatus.PENDING, biz_types=[biz_type], held=True))
 
 
 def test_each_of_many_is_handed_out_by_one_of_many(place: Any, store: Store, new_row: NewRow) -> None:

@@ -53,10 +53,10 @@ def _both(store: Store, **filters: Any) -> list[int]:
     ("filters", "meant"),
     [
         ({}, range(12)),
-        ({"biz_type": 7}, range(0, 12, 2)),
+        ({"biz_types": [7]}, range(0, 12, 2)),
         ({"since": T0 + 3000}, range(3, 12)),
         ({"before": T0 + 3000}, range(3)),
-        ({"since": T0 + 2000, "before": T0 + 5000, "biz_type": 8}, (3,)),
+        ({"since": T0 + 2000, "before": T0 + 5000, "biz_types": [8]}, (3,)),
         ({"error": "Error"}, (0, 3, 6, 9)),
         ({"error": "error"}, ()),
         ({"error": "9: 100%_'\\ é"}, (9,)),
@@ -64,7 +64,7 @@ def _both(store: Store, **filters: Any) -> list[int]:
         ({"error": "100_"}, ()),
         ({"error": "\0"}, ()),
         ({"biz": BizId.of("order-é")}, (0,)),
-        ({"biz": BizId.of("order-é"), "biz_type": 8}, ()),
+        ({"biz": BizId.of("order-é"), "biz_types": [8]}, ()),
         ({"biz": BizId.of("order-é"), "error": "é", "before": T0 + 1}, (0,)),
         ({"biz": BizId.of(5)}, ()),
     ],
@@ -88,9 +88,9 @@ def test_all_ids_are_gathered_however_many_died_in_one_instant(
     many = [new_row(status=DEAD, next_time=T0, biz_id=1, biz_type=7 if n % 100 else 8) for n in range(2700)]
     few = [new_row(status=DEAD, next_time=T0 + 1, biz_id=n) for n in range(2, 50)]
     insert_many(fresh_store, [*many, *few])
-    found = fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_type=7))
+    found = fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_types=[7]))
     assert sorted(found) == sorted(row.job_id for row in many + few if row.biz_type == 7)
-    assert len(fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_type=8))) == 27
+    assert len(fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_types=[8]))) == 27
 
 
 def _pages(store: Store, wanted: Selection, limit: int, *, back: bool = False) -> list[list[int]]:
@@ -124,8 +124,8 @@ def test_tasks_of_one_table_and_of_one_biz_id_fill_their_pages(fresh_store: Stor
     insert_many(fresh_store, [*heap, *others])
     by_time = [row.job_id for row in heap]
     for wanted, ids in (
-        (Selection(TaskStatus.PENDING, biz_type=8), by_time),
-        (Selection(None, biz=BizId.of(1), biz_type=8), sorted(by_time)),
+        (Selection(TaskStatus.PENDING, biz_types=[8]), by_time),
+        (Selection(None, biz=BizId.of(1), biz_types=[8]), sorted(by_time)),
     ):
         assert _pages(fresh_store, wanted, 100) == [ids[:100], ids[100:200], ids[200:]]
 
@@ -137,9 +137,9 @@ def test_a_page_reads_a_bounded_number_of_rows_and_the_next_goes_on_there(
     others = [new_row(biz_id=n % 9, next_time=T0 + n) for n in range(900)]
     last = new_row(biz_id=3, biz_type=8, next_time=T0 + 901)
     insert_many(fresh_store, [first, *others, last])
-    assert _pages(fresh_store, Selection(TaskStatus.PENDING, biz_type=9), 10) == [[]]
+    assert _pages(fresh_store, Selection(TaskStatus.PENDING, biz_types=[9]), 10) == [[]]
     monkeypatch.setattr(select, "PAGE_ROWS", 200)
     for back, ends in ((False, [first, last]), (True, [last, first])):
-        pages = _pages(fresh_store, Selection(TaskStatus.PENDING, biz_type=8), 10, back=back)
+        pages = _pages(fresh_store, Selection(TaskStatus.PENDING, biz_types=[8]), 10, back=back)
         assert [job_id for page in pages for job_id in page] == [row.job_id for row in ends]
         assert 900 / (4 * 64 + 200) <= len(pages) < 12

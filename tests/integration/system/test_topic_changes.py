@@ -98,7 +98,7 @@ def test_a_topic_is_deleted_only_empty_and_its_name_may_be_used_again(hosts: Sys
     with TimeoutCenter(hosts.settings) as other, pytest.raises(TopicClosed):
         other.submit("test.sync", biz_id=32, delay=3600)
     ended = topics.delete_topic(center, "test.sync", purge=True)
-    assert (ended.rows.pending, ended.rows.dead) == (31, 1)
+    assert (ended.pending, ended.dead) == (31, 1)
 
     with TimeoutCenter(hosts.settings) as other, pytest.raises(UnknownTopic):
         other.submit("test.sync", biz_id=33, delay=3600)

@@ -146,7 +146,7 @@ def delete(doing: Doing, topic: str, *, purge: bool) -> Record:
     """Delete a paused topic without pending and dead tasks. Its biz_type is never used again."""
     from toc.operate import topics
 
-    ended = topics.delete_topic(doing.center, topic, purge=purge, progress=doing.progress).rows
+    ended = topics.delete_topic(doing.center, topic, purge=purge, progress=doing.progress)
     doing.result.update(pending_cancelled=ended.pending, dead_deleted=ended.dead)
     return {"name": topic, "cancelled": ended.pending, "purged": ended.dead}
 

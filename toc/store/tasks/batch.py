@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from itertools import chain
 from typing import NamedTuple
 
 from toc.model.clock import Clock
@@ -21,7 +22,7 @@ from toc.store.servers.shards import Answers, Shards, Trouble
 from toc.store.tasks import bodies
 from toc.store.tasks import rows as sql
 from toc.store.tasks.history import FailedTry, Late, added, error_text, with_late
-from toc.store.tasks.leases import NO_LEASE, Leases
+from toc.store.tasks.leases import NO_LEASE, Leases, held
 from toc.store.tasks.pulls import FREE
 from toc.store.tasks.tries import Tries
 
@@ -33,14 +34,6 @@ SentTries = Mapping[int, tuple[int, Delivered]]
 """Delivered webhooks by job_id: the number of the try, and what was answered."""
 NOT_SENT: SentTries = {}
 NOT_LATE: Late = {}
-
-
-class OpenTasks(NamedTuple):
-    """How many tasks of a topic have not ended well. ``held``: of the pending, those leased or handed out."""
-
-    pending: int = 0
-    held: int = 0
-    dead: int = 0
 
 
 class SlotTasks(NamedTuple):
@@ -108,33 +101,16 @@ class Batches(Tries):
         """Return the existing rows by job_id, of the servers that answer."""
         return self._shards.each(self._shards.group(job_ids), self._read).joined()
 
-    def count_open(self, tables: Iterable[int], biz_type: int) -> OpenTasks:
-        """Count the tasks of a biz_type that have not ended well, in these tables.
-
-        Reads all their pending and dead rows, so pass only a few of many tables at a time.
-        """
-        found = self._count(tables, 0, f"(status={PENDING} OR status={DEAD}) AND biz_type={biz_type:d}")
-        return OpenTasks(
-            sum(slot.pending for slot in found.values()),
-            sum(slot.held for slot in found.values()),
-            sum(slot.dead for slot in found.values()),
-        )
-
     def count_by_slot(self, now_ms: int, *, ahead: bool) -> dict[tuple[int, int], SlotTasks]:
         """Count the tasks that have not ended well, by biz_type and number of the slot.
 
         Those that are not due only if ``ahead``. Reads all these rows.
         """
-        due = "" if ahead else f" AND next_time<={self._shards.servers[0].instant(now_ms)}"
-        return self._count(range(self._shards.tables), now_ms, f"(status={PENDING}{due} OR status={DEAD})")
+        pending, slot = f"status={PENDING}", "slot_crc & (slot_amount-1)"  # a power of two
 
-    def _count(self, tables: Iterable[int], now_ms: int, where: str) -> dict[tuple[int, int], SlotTasks]:
-        def count(server: DatabaseServer, _table: int, name: str) -> str:
-            now = server.from_now(0)
-            held = f"lease_until>{now} OR (pull_nonce IS NOT NULL AND next_time>{now})"
-            pending, slot = f"status={PENDING}", "slot_crc & (slot_amount-1)"  # a power of two
-            time_ms = server.milliseconds("next_time")
-            taken, due = f"{pending} AND ({held})", f"{pending} AND next_time<={server.instant(now_ms)}"
+        def count(server: DatabaseServer, part: Mapping[int, None]) -> list[Result]:
+            due = f"{pending} AND next_time<={server.instant(now_ms)}"
+            taken, time_ms = f"{pending} AND ({held(server)})", server.milliseconds("next_time")
             counts = [
                 f"SUM(CASE WHEN {pending} THEN 1 ELSE 0 END)",
                 f"SUM(CASE WHEN {taken} THEN 1 ELSE 0 END)",
@@ -142,18 +118,21 @@ class Batches(Tries):
                 f"SUM(CASE WHEN status={DEAD} THEN 1 ELSE 0 END)",
                 f"MIN(CASE WHEN {taken} THEN NULL WHEN {pending} THEN {time_ms} END)",
             ]
-            return (
-                f"SELECT biz_type,{slot},{','.join(counts)} FROM {name} WHERE {where} "
-                f"GROUP BY biz_type,{slot}"
-            )
+            selects = [
+                f"SELECT biz_type,{slot},{','.join(counts)} FROM {self._shards.names[table]} "
+                f"WHERE {pending if ahead else due} OR status={DEAD} GROUP BY biz_type,{slot}"
+                for table in part
+            ]
+            return server.run(sql.unions(server, selects))
 
+        everywhere = self._shards.group_tables(dict.fromkeys(range(self._shards.tables)))
         found: dict[tuple[int, int], SlotTasks] = {}
-        for result in self._scan(tables, count):
+        for result in chain.from_iterable(self._shards.each(everywhere, count).whole()):
             for biz_type, number, *counts, first in result.rows:
                 before = found.get((biz_type, number), SlotTasks())
-                pending, held, due, dead = (a + int(b) for a, b in zip(before[:4], counts, strict=True))
+                sums = [a + int(b) for a, b in zip(before[:4], counts, strict=True)]
                 firsts = [one for one in (first, before.first) if one is not None]
-                found[biz_type, number] = SlotTasks(pending, held, due, dead, min(firsts, default=None))
+                found[biz_type, number] = SlotTasks._make([*sums, min(firsts, default=None)])
         return found
 
     # --- guarded changes -------------------------------------------------------------------------------
@@ -386,18 +365,6 @@ class Batches(Tries):
     def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, TaskRow]:
         results = server.run(sql.select_by_id(server, sql.columns(server), self._shards.names, ids))
         return {row.job_id: row for row in sql.task_rows(results)}
-
-    def _scan(self, tables: Iterable[int], select: Callable[[DatabaseServer, int, str], str]) -> list[Result]:
-        """Run the same SELECT on tables, given the server, number and name of each, in one round trip per
-        server."""
-        names = self._shards.names
-        parts = self._shards.each(
-            self._shards.group_tables(dict.fromkeys(tables)),
-            lambda server, part: server.run(
-                sql.unions(server, [select(server, table, names[table]) for table in part])
-            ),
-        )
-        return [result for part in parts.whole() for result in part]
 
     def _mark_tried(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
         tried = f"attempts={server.greatest}(attempts,1)"

@@ -32,6 +32,12 @@ def owner_number(worker_id: str) -> int:
     return int.from_bytes(hashlib.sha256(worker_id.encode()).digest()[:8], "big") >> 1 | 1
 
 
+def held(server: DatabaseServer) -> str:
+    """Return the SQL condition that a worker has leased a pending row, or that a consumer has it."""
+    now = server.from_now(0)
+    return f"lease_until>{now} OR (pull_nonce IS NOT NULL AND next_time>{now})"
+
+
 class Leases:
     """Takes, renews and releases leases for one worker. Thread-safe."""
 

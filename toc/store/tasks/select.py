@@ -17,6 +17,7 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.store.servers.server import DatabaseServer, Statement
 from toc.store.servers.shards import Shards
 from toc.store.tasks import rows as sql
+from toc.store.tasks.leases import held
 
 Cursor = tuple[int, int]
 """(next_time, job_id) of a row; a page begins after it."""
@@ -40,7 +41,6 @@ class Selection:
 
     status: TaskStatus | None
     """None only together with a biz_id."""
-    biz_type: int | None = None
     biz: BizId | None = None
     since: int | None = None
     before: int | None = None
@@ -48,6 +48,8 @@ class Selection:
     biz_types: Sequence[int] | None = None
     """Only these; a caller may see no others."""
     dedup_key: str | None = None
+    held: bool = False
+    """Only those that a worker has leased, or that a consumer has."""
 
 
 class Page(NamedTuple):
@@ -196,7 +198,7 @@ class Selections:
         first, last, sign = _first(wanted)[0], -_last(wanted)[0], -1 if back else 1
 
         def read(server: DatabaseServer, part: Mapping[int, None]) -> dict[int, list[tuple[int, int, int]]]:
-            hit = " AND ".join(_conditions(wanted)) or "1=1"
+            hit = " AND ".join(_conditions(server, wanted)) or "1=1"
             selects = []
             for table in part:
                 at, job_id = server.instant(abs(cursors[table][0])), abs(cursors[table][1])
@@ -245,14 +247,12 @@ def _where(server: DatabaseServer, wanted: Selection) -> str:
     conditions.append(f"next_time<{server.instant(before)}")
     if wanted.since is not None:
         conditions.append(f"next_time>={server.instant(wanted.since)}")
-    return " AND ".join([*conditions, *_conditions(wanted)])
+    return " AND ".join([*conditions, *_conditions(server, wanted)])
 
 
-def _conditions(wanted: Selection) -> list[str]:
+def _conditions(server: DatabaseServer, wanted: Selection) -> list[str]:
     """Return the further conditions of a row."""
     conditions = []
-    if wanted.biz_type is not None:
-        conditions.append(f"biz_type={wanted.biz_type:d}")
     if wanted.biz_types is not None:
         conditions.append(f"biz_type IN ({sql.numbers(wanted.biz_types)})")
     if wanted.biz is not None:
@@ -260,6 +260,8 @@ def _conditions(wanted: Selection) -> list[str]:
         conditions.append(f"biz_id={wanted.biz.number:d} AND biz_key {key}")
     if wanted.dedup_key is not None:
         conditions.append(f"dedup_key=X'{wanted.dedup_key.encode().hex()}'")
+    if wanted.held:
+        conditions.append(f"({held(server)})")
     if wanted.error is not None:
         conditions.append(f"INSTR(last_error,X'{wanted.error.encode(errors='replace').hex()}')>0")
     return conditions
