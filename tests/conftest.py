@@ -16,6 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -210,27 +211,26 @@ def zookeeper_root(zookeeper: ZooKeeper) -> str:
 
 
 @pytest.fixture
-def hosts_with(
-    tmp_path: Path,
-    clean_redis: RedisServer,
-    mariadb: MariaDB,
-    database_prefix: str,
-    zookeeper: ZooKeeper,
-    zookeeper_root: str,
+def new_system(
+    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
 ) -> Iterator[NewSystem]:
-    """Makes the test's system of several hosts with these settings: ``hosts_with(session_timeout=2)``.
+    """Makes the test's system with these settings: ``new_system(read_timeout=2)``.
 
-    One Redis, two databases with eight tables, ZooKeeper.
+    One Redis, two databases with eight tables, the local coordinator, unless told otherwise.
     """
-    more = {"zookeeper": zookeeper.url, "cluster": zookeeper_root}
     with ExitStack() as stack:
 
         def make(**settings: object) -> System:
-            one = small_system(tmp_path, clean_redis, mariadb, database_prefix, **more, **settings)
-            stack.callback(one.stop)
-            return one
+            one = small_system(tmp_path, clean_redis, mariadb, database_prefix, **settings)
+            return stack.enter_context(one)
 
         yield make
+
+
+@pytest.fixture
+def hosts_with(new_system: NewSystem, zookeeper: ZooKeeper, zookeeper_root: str) -> NewSystem:
+    """The same of several hosts, with ZooKeeper: ``hosts_with(session_timeout=2)``."""
+    return partial(new_system, zookeeper=zookeeper.url, cluster=zookeeper_root)
 
 
 @pytest.fixture

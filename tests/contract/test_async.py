@@ -7,7 +7,6 @@ import inspect
 import threading
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,12 +16,12 @@ import trio
 import uvloop
 from contract.system import Contract
 from harness.patience import PATIENCE
-from harness.system import small_system
+from harness.system import NewSystem
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from benchmarks.local import MariaDB, RedisServer
+from benchmarks.local import MariaDB
 from toc import (
     AsyncTimeoutCenter,
     CancelOutcome,
@@ -297,13 +296,10 @@ def test_trio_is_refused_by_its_name() -> None:
 
 
 def test_calls_that_wait_for_a_server_that_hangs_hold_up_none_of_another(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str, launch: Any
+    launch: Any, new_system: NewSystem, mariadb: MariaDB
 ) -> None:
     hanging = launch(MariaDB)
-    urls = [mariadb.url, hanging.url]
-    system = small_system(
-        tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls, read_timeout=60
-    )
+    system = new_system(database_urls=[mariadb.url, hanging.url], read_timeout=60)
     system.create_topics()
 
     async def steps() -> None:
@@ -340,4 +336,3 @@ def test_calls_that_wait_for_a_server_that_hangs_hold_up_none_of_another(
             await asyncio.gather(*waiting, return_exceptions=True)
 
     asyncio.run(steps())
-    system.stop()

@@ -17,7 +17,7 @@ from harness.gateway import Gateway
 from harness.patience import until
 from harness.rows import insert, insert_many
 from harness.secured import migrating
-from harness.system import NewSystem, System, small_system
+from harness.system import NewSystem, System
 from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisCluster, RedisServer
@@ -309,9 +309,9 @@ def test_a_topic_that_stays_in_no_assignment_is_told(hosts_with: NewSystem) -> N
 
 
 def test_without_zookeeper_two_daemons_share_the_work_and_are_named_and_one_that_ends_leaves_the_other(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+    new_system: NewSystem,
 ) -> None:
-    system = small_system(tmp_path, clean_redis, mariadb, database_prefix)
+    system = new_system()
     system.create_topics(slots=2)
     first = system.start("host-a", processes=1)
 
@@ -343,14 +343,11 @@ def test_without_zookeeper_two_daemons_share_the_work_and_are_named_and_one_that
     (line,) = system.wait(lambda: told(Level.WARN, "without leaving"), "its end is told", 60)
     assert line.of == "host-a"
     assert told(Level.REFUSE, "no worker is alive")
-    system.stop()
 
 
-def test_a_host_whose_workers_use_another_index_is_named(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
-) -> None:
+def test_a_host_whose_workers_use_another_index_is_named(new_system: NewSystem) -> None:
     """Its slots' tasks stand where it does not look, and it holds the slots: they would wait, unexplained."""
-    system = small_system(tmp_path, clean_redis, mariadb, database_prefix)
+    system = new_system()
     system.create_topics(slots=2)
     system.start("host-a", processes=1)
 
@@ -363,7 +360,6 @@ def test_a_host_whose_workers_use_another_index_is_named(
     other.terminate()
     other.await_end()
     system.wait(lambda: elsewhere() == [], "it is gone", 60)
-    system.stop()
 
 
 def test_servers_that_are_set_wrongly_are_named_with_what_to_set(

@@ -12,25 +12,23 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from harness.system import System, small_system
+from harness.system import NewSystem, System
 from sqlalchemy import Engine, create_engine, func, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from benchmarks.local import MariaDB, RedisServer
+from benchmarks.local import MariaDB
 from benchmarks.servers import PostgreSql
 from toc import NewTask, Task, TimeoutCenter, outbox
 from toc.model import errors
 
 
 @pytest.fixture
-def system(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
-) -> Iterator[System]:
-    with small_system(tmp_path, clean_redis, mariadb, database_prefix) as one:
-        one.create_topics()
-        yield one
+def system(new_system: NewSystem) -> System:
+    one = new_system()
+    one.create_topics()
+    return one
 
 
 @pytest.fixture(params=["mariadb", "postgresql", "sqlite"])

@@ -14,9 +14,9 @@ from fault.kit.proxy import Proxy, through
 from harness import secured
 from harness.gateway import Gateway
 from harness.patience import in_a_moment, until
-from harness.system import System, small_system
+from harness.system import NewSystem, System
 
-from benchmarks.local import MariaDB, RedisServer
+from benchmarks.local import MariaDB
 from toc.model.access import Role, Token
 from toc.model.bulk import KEPT_MS
 from toc.model.clock import Clock
@@ -301,66 +301,63 @@ def test_another_process_goes_on_and_one_that_was_late_writes_nothing(system: Sy
 
 @pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to hang up")
 def test_a_job_waits_for_a_server_that_is_away_says_so_and_goes_on(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+    new_system: NewSystem, mariadb: MariaDB
 ) -> None:
     with Proxy(mariadb.port) as proxy:
         urls = [mariadb.url, through(proxy, mariadb.url)]
-        with small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls) as system:
-            system.create_topics()
-            center = system.center
-            job_ids = submitted(center, 300)
-            name = make(center, bulk.cancel, rate=10_000)
-            runner = BulkRunner(center)
+        system = new_system(database_urls=urls)
+        system.create_topics()
+        center = system.center
+        job_ids = submitted(center, 300)
+        name = make(center, bulk.cancel, rate=10_000)
+        runner = BulkRunner(center)
+        runner.run_once()
+        proxy.refuse()
+
+        def waits() -> bool:
             runner.run_once()
-            proxy.refuse()
+            return bool(act(center, bulk.show, name=name)["error"])
 
-            def waits() -> bool:
-                runner.run_once()
-                return bool(act(center, bulk.show, name=name)["error"])
-
-            assert until(waits)
-            job = act(center, bulk.show, name=name)
-            assert (job["state"], job["error"]) == ("running", "it waits: a database server is out of reach")
-            assert job["done"] < 300
-            proxy.accept()
-            job = run(center, name, runner)
-            assert (job["counts"], job["error"]) == ({"cancelled": 300}, "")
-            assert statuses(center, job_ids) == {TaskStatus.CANCELLED}
+        assert until(waits)
+        job = act(center, bulk.show, name=name)
+        assert (job["state"], job["error"]) == ("running", "it waits: a database server is out of reach")
+        assert job["done"] < 300
+        proxy.accept()
+        job = run(center, name, runner)
+        assert (job["counts"], job["error"]) == ({"cancelled": 300}, "")
+        assert statuses(center, job_ids) == {TaskStatus.CANCELLED}
 
 
 @pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to read along")
 def test_a_server_that_hangs_holds_up_no_job_whose_tasks_are_elsewhere(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+    new_system: NewSystem, mariadb: MariaDB
 ) -> None:
     with Proxy(mariadb.port) as proxy:
-        more = {"database_urls": [mariadb.url, through(proxy, mariadb.url)], "read_timeout": 1.0}
-        with small_system(tmp_path, clean_redis, mariadb, database_prefix, **more) as system:
-            system.create_topics()
-            center = system.center
-            at_server = {center.store.server_of_biz(BizId.of(number)): number for number in range(99)}
-            biz_ids = [at_server[0], at_server[1]]
-            here, there = (
-                center.submit_many([NewTask(TOPIC, biz_id, delay=3600) for _ in range(300)])
-                for biz_id in biz_ids
-            )
-            moved, stuck = (
-                make(center, bulk.reschedule, biz_id=biz_id, delay=86_400.0, rate=10_000)
-                for biz_id in biz_ids
-            )
-            proxy.stall()
-            runner = BulkRunner(center)
+        system = new_system(database_urls=[mariadb.url, through(proxy, mariadb.url)], read_timeout=1.0)
+        system.create_topics()
+        center = system.center
+        at_server = {center.store.server_of_biz(BizId.of(number)): number for number in range(99)}
+        biz_ids = [at_server[0], at_server[1]]
+        here, there = (
+            center.submit_many([NewTask(TOPIC, biz_id, delay=3600) for _ in range(300)]) for biz_id in biz_ids
+        )
+        moved, stuck = (
+            make(center, bulk.reschedule, biz_id=biz_id, delay=86_400.0, rate=10_000) for biz_id in biz_ids
+        )
+        proxy.stall()
+        runner = BulkRunner(center)
 
-            def done(name: str) -> bool:
-                runner.run_once()
-                return bool(act(center, bulk.show, name=name)["state"] == "done")
+        def done(name: str) -> bool:
+            runner.run_once()
+            return bool(act(center, bulk.show, name=name)["state"] == "done")
 
-            assert until(lambda: done(moved))
-            assert until(lambda: not done(stuck) and act(center, bulk.show, name=stuck)["error"] != "")
-            assert center.store.away(1) is not None, "each step of the job would wait for it again"
-            assert {row.version for row in center.store.read(here).values()} == {1}
-            proxy.flow()
-            assert until(lambda: done(stuck))
-            assert {row.version for row in center.store.read(there).values()} == {1}
+        assert until(lambda: done(moved))
+        assert until(lambda: not done(stuck) and act(center, bulk.show, name=stuck)["error"] != "")
+        assert center.store.away(1) is not None, "each step of the job would wait for it again"
+        assert {row.version for row in center.store.read(here).values()} == {1}
+        proxy.flow()
+        assert until(lambda: done(stuck))
+        assert {row.version for row in center.store.read(there).values()} == {1}
 
 
 @pytest.mark.parametrize(
@@ -436,29 +433,27 @@ def test_nobody_has_so_many_jobs_that_those_of_others_wait_or_cannot_be_seen(sys
 
 @pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to hang up")
 def test_while_the_first_database_is_away_nothing_is_done_twice_and_then_it_goes_on(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+    new_system: NewSystem, mariadb: MariaDB
 ) -> None:
     with Proxy(mariadb.port) as proxy:
         urls = [through(proxy, mariadb.url), mariadb.url]
-        with small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls) as system:
-            system.create_topics()
-            center = system.center
-            job_ids = submitted(center, 300)
-            name = make(center, bulk.reschedule, delay=86_400.0, rate=1000)
-            runner = BulkRunner(center)
-            runner.run_once()
-            proxy.refuse()
-            for _ in range(3):
-                runner.run_once()  # it neither raises nor goes on
-            with pytest.raises(StoreUnavailable):
-                act(center, bulk.show, name=name)
-            proxy.accept()
-            assert until(lambda: center.store.away(0) is None)
-            free_leases(center)
-            assert run(center, name, runner)["counts"] == {"rescheduled": 300}
-            assert {row.version for row in center.store.read(job_ids).values()} <= {1, 2}, (
-                "a step was repeated"
-            )
+        system = new_system(database_urls=urls)
+        system.create_topics()
+        center = system.center
+        job_ids = submitted(center, 300)
+        name = make(center, bulk.reschedule, delay=86_400.0, rate=1000)
+        runner = BulkRunner(center)
+        runner.run_once()
+        proxy.refuse()
+        for _ in range(3):
+            runner.run_once()  # it neither raises nor goes on
+        with pytest.raises(StoreUnavailable):
+            act(center, bulk.show, name=name)
+        proxy.accept()
+        assert until(lambda: center.store.away(0) is None)
+        free_leases(center)
+        assert run(center, name, runner)["counts"] == {"rescheduled": 300}
+        assert {row.version for row in center.store.read(job_ids).values()} <= {1, 2}, "a step was repeated"
 
 
 # --- at gateways

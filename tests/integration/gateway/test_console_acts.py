@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from pathlib import Path
 
 import pytest
 from fault.kit.proxy import Proxy, through
@@ -14,9 +13,9 @@ from harness import secured
 from harness.console import Browser, Shown
 from harness.gateway import Gateway
 from harness.patience import until
-from harness.system import System, small_system
+from harness.system import NewSystem, System
 
-from benchmarks.local import MariaDB, RedisServer, ZooKeeper
+from benchmarks.local import MariaDB
 from toc.console.acts import ACTS, Act
 from toc.console.pages import PAGES
 from toc.model.access import CLUSTER_ACTIONS, MATRIX, Role
@@ -275,19 +274,14 @@ def test_a_token_is_shown_once_and_revoked(shared: Gateway) -> None:
     assert (refused.status, "cannot grant topics *" in refused.text) == (403, True)
 
 
-def test_hosts_slots_and_targets_are_acted_on_once_it_was_shown_what_for(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str,
-    zookeeper: ZooKeeper, zookeeper_root: str,
-) -> None:  # fmt: skip
-    where = {"zookeeper": zookeeper.url, "cluster": zookeeper_root}
-    with small_system(tmp_path, clean_redis, mariadb, database_prefix, **where) as system:
-        system.create_topics()
-        for host in ("host-a", "host-b"):
-            system.start(host, processes=1)
-        env = {"TOC_SECRET_KEY": new_key(), "TOC_WEBHOOK_ALLOW": "http://127.0.0.1:8080,127.0.0.1"}
-        with Gateway(system, env=env) as gateway:
-            _act_on_targets(gateway)
-            _act_on_hosts(gateway)
+def test_hosts_slots_and_targets_are_acted_on_once_it_was_shown_what_for(hosts: System) -> None:
+    hosts.create_topics()
+    for host in ("host-a", "host-b"):
+        hosts.start(host, processes=1)
+    env = {"TOC_SECRET_KEY": new_key(), "TOC_WEBHOOK_ALLOW": "http://127.0.0.1:8080,127.0.0.1"}
+    with Gateway(hosts, env=env) as gateway:
+        _act_on_targets(gateway)
+        _act_on_hosts(gateway)
 
 
 def _act_on_hosts(gateway: Gateway) -> None:
@@ -363,24 +357,15 @@ def statuses(gateway: Gateway, job_ids: list[int]) -> set[int]:
 
 
 @pytest.fixture
-def through_proxy(
-    tmp_path_factory: pytest.TempPathFactory, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
-) -> Iterator[tuple[Gateway, Proxy]]:
+def through_proxy(new_system: NewSystem, mariadb: MariaDB) -> Iterator[tuple[Gateway, Proxy]]:
     if secured.SECURED:
         pytest.skip("a proxy must be able to hang up")
     with Proxy(mariadb.port) as proxy:
-        system: System = small_system(
-            tmp_path_factory.mktemp("away"), clean_redis, mariadb, database_prefix,
-            database_urls=[through(proxy, mariadb.url)],
-        )  # fmt: skip
+        system = new_system(database_urls=[through(proxy, mariadb.url)])
         system.create_topics()
-        gateway = Gateway(system)
-        try:
+        with Gateway(system) as gateway:
             yield gateway, proxy
-        finally:
             proxy.accept()
-            gateway.stop()
-            system.stop()
 
 
 def test_while_the_database_is_away_nothing_changes_and_what_was_typed_stays(

@@ -8,7 +8,6 @@ import select
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from harness import dialect, forks
 from harness.gateway import Gateway, Reply
 from harness.patience import until
 from harness.secured import Tls
-from harness.system import System, small_system
+from harness.system import NewSystem, System
 
 from benchmarks.local import MariaDB, RedisServer
 from toc.gateway.tasks import BATCH_BYTES
@@ -145,16 +144,13 @@ WAITED_FOR = {"TOC_READ_TIMEOUT": "600"}
 
 
 @pytest.fixture
-def two_servers(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str, launch: Any
-) -> Iterator[tuple[System, MariaDB]]:
+def two_servers(launch: Any, new_system: NewSystem, mariadb: MariaDB) -> tuple[System, MariaDB]:
     """The first database, with topics and tokens, on the server that the test may stop."""
     first = launch(MariaDB)
-    urls = [first.url, mariadb.url]
-    with small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls) as one:
-        one.create_topics()
-        one.center.catalog.refresh()
-        yield one, first
+    one = new_system(database_urls=[first.url, mariadb.url])
+    one.create_topics()
+    one.center.catalog.refresh()
+    return one, first
 
 
 def test_a_server_that_would_remember_a_requests_name_and_hangs_holds_up_no_task_of_another(

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from harness.gateway import Gateway
 from harness.patience import until
-from harness.system import small_system
+from harness.system import NewSystem
 
-from benchmarks.local import MariaDB, RedisServer
+from benchmarks.local import MariaDB
 from toc.model.errors import StoreUnavailable, UnknownTopic
 from toc.model.topic import Delivery
 from toc.pull.pulls import Pulls
@@ -25,9 +24,9 @@ SOON = 60.0
 
 
 def test_who_names_an_unknown_topic_does_not_wait_until_the_server_of_the_topics_is_back(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
+    new_system: NewSystem, mariadb: MariaDB
 ) -> None:
-    system = small_system(tmp_path, clean_redis, mariadb, database_prefix, read_timeout=HANGS)
+    system = new_system(read_timeout=HANGS)
     system.create_topics(delivery=Delivery.PULL)
     center = system.center
     center.catalog.refresh()
@@ -88,4 +87,3 @@ def test_who_names_an_unknown_topic_does_not_wait_until_the_server_of_the_topics
         assert until(told)
     finally:
         gateway.stop()
-        system.stop()

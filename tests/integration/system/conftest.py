@@ -9,19 +9,16 @@ from pathlib import Path
 import pytest
 from harness.hands import Pair
 from harness.pulls import Run
-from harness.system import System, small_system
+from harness.system import NewSystem, System, small_system
 
 from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
 from toc.model.topic import Backoff
 
 
 @pytest.fixture
-def system(
-    tmp_path: Path, clean_redis: RedisServer, mariadb: MariaDB, database_prefix: str
-) -> Iterator[System]:
+def system(new_system: NewSystem) -> System:
     """One host: one Redis, two databases with eight tables, the local coordinator."""
-    with small_system(tmp_path, clean_redis, mariadb, database_prefix) as one:
-        yield one
+    return new_system()
 
 
 @pytest.fixture

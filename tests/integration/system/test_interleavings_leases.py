@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.hands import SLOT, TOPIC, Hands, Pair, meanwhile, out_of_reach, submit_due
 from harness.leases import taken
 from harness.patience import PATIENCE, until
-from harness.system import small_system
+from harness.system import NewSystem
 
 from benchmarks.local import MariaDB, RedisServer
 from toc import TaskStatus
@@ -393,14 +392,9 @@ def test_a_worker_without_its_daemon_asks_again_for_a_lease_and_starts_the_other
 
 
 def test_without_redis_a_database_server_that_hangs_delays_no_task_of_another(
-    tmp_path: Path,
-    clean_redis: RedisServer,
-    mariadb: MariaDB,
-    database_prefix: str,
-    monkeypatch: pytest.MonkeyPatch,
+    new_system: NewSystem, clean_redis: RedisServer, mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    urls = [mariadb.url, mariadb.url.replace("127.0.0.1", "localhost")]
-    system = small_system(tmp_path, clean_redis, mariadb, database_prefix, database_urls=urls)
+    system = new_system(database_urls=[mariadb.url, mariadb.url.replace("127.0.0.1", "localhost")])
     system.create_topics(slots=1)
     worker = Hands(system, clean_redis, "a:1")
     hanging, _ = worker.store.tables_of_server()
@@ -425,7 +419,6 @@ def test_without_redis_a_database_server_that_hangs_delays_no_task_of_another(
             for loop in worker.worker.rows.loops:
                 loop.stop()
     worker.close()
-    system.stop()
 
 
 def test_a_worker_without_its_daemon_takes_nothing_without_redis(hands: Pair) -> None:

@@ -6,14 +6,12 @@ import asyncio
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from harness.pulls import Run, opened_pulls
-from harness.system import System, small_system
+from harness.system import System
 
-from benchmarks.local import MariaDB, RedisServer
+from benchmarks.local import RedisServer
 from toc import NewTask, Topic
 from toc.model.pull import AckOutcome
 from toc.model.sharding import BizId
@@ -29,12 +27,6 @@ LONG = 60.0
 
 @pytest.fixture
 def gateway(runner: asyncio.Runner, system: System) -> Iterator[Pulls]:
-    with opened(runner, system) as pulls:
-        yield pulls
-
-
-@contextmanager
-def opened(runner: asyncio.Runner, system: System) -> Iterator[Pulls]:
     """Two topics that are pulled, and nobody who sweeps."""
     for number, name in enumerate((TOPIC, OTHER)):
         topic = Topic(name, 9 + number, 4, retries=2, delivery=Delivery.PULL, max_runtime=120)
@@ -51,15 +43,11 @@ async def entered(gateway: Pulls, count: int) -> None:
 
 
 def test_a_redis_that_stands_still_holds_up_neither_pulls_nor_acks(
-    tmp_path: Path,
-    clean_redis: RedisServer,
-    mariadb: MariaDB,
-    database_prefix: str,
+    system: System, gateway: Pulls, clean_redis: RedisServer, run: Run
 ) -> None:
     """For longer than its replies are waited for, once."""
-    system = small_system(tmp_path, clean_redis, mariadb, database_prefix)
 
-    async def steps(gateway: Pulls) -> None:
+    async def steps() -> None:
         system.center.submit_many([NewTask(TOPIC, n, 0.01) for n in range(2)])
         held = [task for _ in range(2) for task in await gateway.pull([TOPIC], wait=LONG, ttr=LONG)]
         later = system.center.submit_many([NewTask(TOPIC, n, 2) for n in range(8)])
@@ -79,9 +67,7 @@ def test_a_redis_that_stands_still_holds_up_neither_pulls_nor_acks(
         last = system.center.submit(TOPIC, biz_id=1, delay=0.01)
         assert [one.task.job_id for one in await gateway.pull([TOPIC], wait=LONG)] == [last]
 
-    with asyncio.Runner() as runner, opened(runner, system) as gateway:
-        runner.run(steps(gateway))
-    system.stop()
+    run(steps)
 
 
 def test_without_redis_no_topic_waits_behind_the_many_rows_of_another(
