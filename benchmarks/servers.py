@@ -101,16 +101,16 @@ class BeanstalkServer(PrivateServer):
 
 
 class Servers:
-    """All servers of one entry."""
+    """All servers of one entry. ``database``: in place of a fresh MariaDB."""
 
-    def __init__(self, entry: Entry, directory: Path) -> None:
+    def __init__(self, entry: Entry, directory: Path, database: MariaDB | None = None) -> None:
         self.environment = dict(entry.environment)
         self._kinds = entry.servers
         self._redis: list[RedisServer] = []
         self._others: list[PrivateServer] = []
         self._data: Path | None = None
         config = list(entry.redis_config)
-        self._mariadb: MariaDB | None = None
+        self._mariadb = database
         for kind in entry.servers:
             self._start(kind, directory / kind, config)
 
@@ -124,8 +124,8 @@ class Servers:
             self._redis = list(cluster.nodes)
             self.environment["TOC_REDIS_URL"] = cluster.url
         elif kind == "mariadb":
-            mariadb = self._mariadb = MariaDB(directory, buffer_pool="1G").start()
-            self._others.append(mariadb)
+            mariadb = self._mariadb = self._mariadb or MariaDB(directory, buffer_pool="1G")
+            self._others.append(mariadb.start())
             self._data = directory / "data"
             self.environment["TOC_DATABASE_URLS"] = mariadb.url
         elif kind == "postgres":
@@ -160,6 +160,13 @@ class Servers:
         """Have Redis lose all it holds."""
         for server in self._redis:
             server.call("FLUSHALL")
+
+    def restart_database(self) -> None:
+        """Restart MariaDB with nothing in its memory."""
+        assert self._mariadb is not None
+        self._mariadb.stop()
+        (self._mariadb.directory / "data" / "ib_buffer_pool").unlink(missing_ok=True)
+        self._mariadb.start()
 
     def memory(self) -> int:
         """Return the bytes that Redis uses; for beanstalkd its resident size."""

@@ -16,6 +16,7 @@ from typing import Any, Self
 from benchmarks import environment, processes, record
 from benchmarks.catalog import Entry
 from benchmarks.environment import CannotRun
+from benchmarks.local import MariaDB
 from benchmarks.peer import NS
 from benchmarks.servers import Servers
 from toc.model.errors import Unavailable, UnfitServer
@@ -23,15 +24,19 @@ from toc.model.errors import Unavailable, UnfitServer
 LOOK = 0.02
 ENOUGH = 200
 """From this many tasks on, the measured rate of a submit is trusted."""
+READY = 60.0
+"""Seconds in which workers must have run their first tasks: busy machines need many."""
 PATIENCE = 10.0
 """Seconds without a new start after which the remaining tasks are given up."""
 
 
 class System:
-    """A context manager. Raises CannotRun if the peer cannot run here."""
+    """A context manager. Raises CannotRun if the peer cannot run here. ``database``: in place of a fresh
+    MariaDB."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: Entry, database: MariaDB | None = None) -> None:
         self.entry = entry
+        self._database = database
         self._next = 1
         self._before = 0
         self._directory = Path(tempfile.mkdtemp(prefix="toc-bench-"))
@@ -49,7 +54,7 @@ class System:
     def __enter__(self) -> Self:
         try:
             python = environment.python_of(self.entry)
-            self.servers = Servers(self.entry, self._directory)
+            self.servers = Servers(self.entry, self._directory, self._database)
             self._host = self._spawn_host(python)
             self.version = self._ask("version")
         except (CannotRun, Unavailable, UnfitServer, OSError) as exc:
@@ -119,11 +124,11 @@ class System:
     # --- workers
 
     def start(self, count: int) -> None:
-        """Start workers and wait until they have run their first tasks. Raises CannotRun after 30 s."""
+        """Start workers and wait until they have run their first tasks. Raises CannotRun if they do not."""
         self.stop()
         self._ask("start", processes=count)
         self.processes = count
-        until = time.monotonic() + 30
+        until = time.monotonic() + READY
         while True:
             first, due = self.submit(50, _now() + NS, 0)
             self.await_starts(due, patience=max(3.0, until - time.monotonic()))
@@ -131,7 +136,7 @@ class System:
                 return
             if time.monotonic() > until:
                 raise CannotRun(
-                    f"its workers did not run task {first} within 30 s: {self.log('workers')[-300:]}"
+                    f"its workers did not run task {first} within {READY:.0f} s: {self.log('workers')[-300:]}"
                 )
 
     def stop(self) -> None:
