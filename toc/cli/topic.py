@@ -88,8 +88,6 @@ def _show_deleted(record: Record, *, as_json: bool) -> None:
     """First stop the programs that submit to it, and remove its handler from your application. Finished tasks
     are kept for the topic's retention.
 
-    Examples: toc topic delete order.close
-              toc topic delete order.close --purge
+    Example: toc topic delete order.close
     """
-    counts = {"pending_cancelled": record["cancelled"], "dead_deleted": record["purged"]}
-    show_one({"deleted": record["name"], **counts}, as_json=as_json)
+    show_one({"deleted": record["name"]}, as_json=as_json)

@@ -14,7 +14,6 @@ from toc.model.task import TaskStatus, check_body_length, decode_attribute
 from toc.model.wire import biz_id, instant, seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from datetime import datetime
 
     from toc.coordination.coordinator import WorkerRow
@@ -39,8 +38,29 @@ def task_record(row: TaskRow, topic: str) -> dict[str, Any]:
     Raises UnreadableTask if its row is damaged.
     """
     check_body_length(row)
+    pending = row.status == TaskStatus.PENDING
     try:
-        return _task(row, topic, decode_attribute(row.attribute), instant)
+        return {
+            "job_id": str(row.job_id),
+            "topic": topic,
+            "biz_id": biz_id(row.biz_id) if row.biz_key is None else row.biz_key,
+            "status": STATUS.get(row.status, "unknown"),
+            "action_time": instant(row.action_time),
+            "next_time": instant(row.next_time) if pending else None,
+            "ended": None if pending else instant(row.next_time),
+            "attribute": decode_attribute(row.attribute),
+            "dedup_key": row.dedup_key,
+            "version": row.version,
+            "tries": row.tries,
+            "expires_at": instant(row.expires_at) if row.expires_at else None,
+            "expired": bool(row.expired),
+            "body_length": row.body_length,
+            "failed_tries": row.attempts,
+            "crashes": row.crashes,
+            "last_error": row.last_error,
+            "created": instant(row.gmt_create),
+            "modified": instant(row.gmt_modified),
+        }
     except InvalidDocument as exc:
         raise UnreadableTask(row.job_id, f"its attribute: {exc}") from None
     except (ValueError, TypeError, OverflowError) as exc:
@@ -48,42 +68,8 @@ def task_record(row: TaskRow, topic: str) -> dict[str, Any]:
 
 
 def damaged_record(row: TaskRow, topic: str, error: UnreadableTask) -> dict[str, Any]:
-    """Return a task whose row is damaged: what can be read of it, and ``unreadable``, which says how."""
-
-    def at(milliseconds: int) -> str | None:
-        try:
-            return instant(milliseconds)
-        except OverflowError:
-            return None
-
-    return _task(row, topic, None, at) | {"unreadable": str(error)}
-
-
-def _task(
-    row: TaskRow, topic: str, attribute: dict[str, Any] | None, at: Callable[[int], str | None]
-) -> dict[str, Any]:
-    pending = row.status == TaskStatus.PENDING
-    return {
-        "job_id": str(row.job_id),
-        "topic": topic,
-        "biz_id": biz_id(row.biz_id) if row.biz_key is None else row.biz_key,
-        "status": STATUS.get(row.status, "unknown"),
-        "action_time": at(row.action_time),
-        "next_time": at(row.next_time) if pending else None,
-        "ended": None if pending else at(row.next_time),
-        "attribute": attribute,
-        "dedup_key": row.dedup_key,
-        "version": row.version,
-        "tries": row.tries,
-        "expires_at": at(row.expires_at) if row.expires_at else None,
-        "expired": bool(row.expired),
-        "body_length": row.body_length,
-        "failed_tries": row.attempts,
-        "crashes": row.crashes,
-        "last_error": row.last_error,
-        "created": at(row.gmt_create),
-        "modified": at(row.gmt_modified),
-    }
+    """Return a task whose row is damaged: ``unreadable`` says how."""
+    return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(error)}
 
 
 def topic_record(topic: Topic) -> dict[str, Any]:

@@ -97,18 +97,15 @@ def task_or_damage(row: TaskRow, topic: str, *, values: bool) -> TaskShown | Unr
     try:
         return task_shown(row, topic, values=values)
     except UnreadableTask as exc:
-        return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(exc)}
+        return cast(UnreadableShown, damaged_record(row, topic, exc))
 
 
 def row_record(row: TaskRow, topic: str) -> dict[str, Any]:
-    """Show a task at the command line, with the columns that only operators need.
-
-    One whose row is damaged has no attribute, and says under ``unreadable`` what is wrong.
-    """
+    """Show a task at the command line, with the columns that only operators need, or how it is damaged."""
     try:
         record = task_record(row, topic)
     except UnreadableTask as exc:
-        record = damaged_record(row, topic, exc)
+        return damaged_record(row, topic, exc)
     pending = row.status == TaskStatus.PENDING
     return record | {
         "biz_type": row.biz_type,

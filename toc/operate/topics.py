@@ -23,7 +23,7 @@ from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import IndexUnavailable, TocError, TopicExists, TopicInUse
 from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, Topic, check_native
-from toc.operate import admin, bulk
+from toc.operate import admin
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.topics import altered
 from toc.store.store import Store
@@ -151,15 +151,12 @@ def check_change(center: TimeoutCenter, topic: Topic, changes: Mapping[str, Any]
         _check_paused(topic, "its delivery")
 
 
-def delete_topic(
-    center: TimeoutCenter, name: str, *, purge: bool = False, progress: Progress = lambda _text: None
-) -> Use:
-    """Delete a paused topic; its biz_type is never used again. Returns what ``purge`` has ended.
+def delete_topic(center: TimeoutCenter, name: str, *, progress: Progress = lambda _text: None) -> None:
+    """Delete a paused topic; its biz_type is never used again.
 
     Refused while it has pending or dead tasks. It does not see tasks of callers' transactions that are still
-    open (``connection=``). ``purge`` cancels the pending and deletes the dead ones first.
-    Finished rows stay until the topic's retention is over, and a few small keys in Redis. Raises TopicInUse,
-    with the counts, UnknownTopic, StoreUnavailable and IndexUnavailable.
+    open (``connection=``). Finished rows stay until the topic's retention is over, and a few small keys in
+    Redis. Raises TopicInUse, with the counts, UnknownTopic, StoreUnavailable and IndexUnavailable.
     """
     store = center.store
     topic, version = _paused(store, name, "it")
@@ -170,23 +167,18 @@ def delete_topic(
     try:
         progress("until every program has noticed that it is closed")
         time.sleep(NOTICED_SECONDS)
-        found = ended = use_of(center, topic)
-        if purge:
-            if found.prepared or found.held:
-                raise TopicInUse(f"topic {name!r} was not deleted, because its tasks may run: {found}")
-            progress(f"until its tasks have ended: {found}")
-            _end_tasks(center, topic)
-            found = use_of(center, topic)
+        found = use_of(center, topic)
         if any(found):
-            hint = "; --purge cancels the pending and deletes the dead ones" if not purge else "; try again"
-            raise TopicInUse(f"topic {name!r} was not deleted: it has {found}{hint}")
+            raise TopicInUse(
+                f"topic {name!r} was not deleted: it has {found}; `toc cancel --topic {name} --all` and "
+                f"`toc dead purge --topic {name} --all` end them"
+            )
         if not store.topics.retire(topic, version):
             raise TopicInUse(f"topic {name!r} was changed meanwhile, and not deleted; try again")
     except (TocError, KeyboardInterrupt):
         with suppress(TocError):
             store.topics.alter(name, closed=False)  # it stays, and takes tasks again
         raise
-    return ended
 
 
 def _paused(store: Store, name: str, what: str) -> tuple[Topic, int]:
@@ -201,10 +193,3 @@ def _check_paused(topic: Topic, what: str) -> None:
         raise TopicInUse(
             f"topic {topic.name!r} is not paused: `toc topic pause {topic.name}` first, then change {what}"
         )
-
-
-def _end_tasks(center: TimeoutCenter, topic: Topic) -> None:
-    """Cancel the pending tasks of a topic, and delete the dead ones."""
-    ids, types = center.store.selections.ids, [topic.biz_type]
-    bulk.cancel(center, ids(Selection(TaskStatus.PENDING, biz_types=types)))
-    bulk.purge_dead(center, ids(Selection(TaskStatus.DEAD, biz_types=types)))

@@ -11,7 +11,7 @@ from harness.system import System
 from toc import TimeoutCenter
 from toc.model.errors import TocError, TopicClosed, TopicInUse, UnknownTopic
 from toc.model.topic import Delivery, Topic
-from toc.operate import admin, topics
+from toc.operate import admin, bulk, topics
 from toc.operate.operation import Doing
 from toc.operate.operations.topics import resume
 
@@ -86,7 +86,7 @@ def test_a_topic_is_deleted_only_empty_and_its_name_may_be_used_again(hosts: Sys
         topics.delete_topic(center, "test.sync")
     _pause(hosts, "test.sync")
     with pytest.raises(
-        TopicInUse, match=r"30 pending \(0 prepared, 0 leased or handed out\), 1 dead; --purge"
+        TopicInUse, match=r"30 pending \(0 prepared, 0 leased or handed out\), 1 dead; `toc cancel"
     ):
         topics.delete_topic(center, "test.sync")
     with TimeoutCenter(hosts.settings) as other:
@@ -97,8 +97,9 @@ def test_a_topic_is_deleted_only_empty_and_its_name_may_be_used_again(hosts: Sys
     assert store.topics.close("test.sync", version)
     with TimeoutCenter(hosts.settings) as other, pytest.raises(TopicClosed):
         other.submit("test.sync", biz_id=32, delay=3600)
-    ended = topics.delete_topic(center, "test.sync", purge=True)
-    assert (ended.pending, ended.dead) == (31, 1)
+    bulk.cancel(center, far)
+    assert bulk.purge_dead(center, [dead])["purged"] == 1
+    topics.delete_topic(center, "test.sync")
 
     with TimeoutCenter(hosts.settings) as other, pytest.raises(UnknownTopic):
         other.submit("test.sync", biz_id=33, delay=3600)

@@ -5,15 +5,10 @@ from __future__ import annotations
 from toc.model.access import Action as Right
 from toc.model.errors import ConfigError
 from toc.model.finding import Level
-from toc.operate.operation import Doing, Param, Record, Value, operation
-
-FORCE = Param(
-    "force", Value.FLAG, "Also while workers or gateways are alive, each of which must be started again.",
-    default=False, typed=True,
-)  # fmt: skip
+from toc.operate.operation import Doing, Record, operation
 
 
-def _can_switch(doing: Doing, *, on: bool, force: bool) -> None:
+def _can_switch(doing: Doing, *, on: bool) -> None:
     """Raise ConfigError, UnfitServer or Unavailable if the index cannot be switched on or off now."""
     from toc.index.preflight import check
     from toc.model.errors import UnfitServer
@@ -26,10 +21,10 @@ def _can_switch(doing: Doing, *, on: bool, force: bool) -> None:
         wrong = [found for found in check(center.queues) if found.level is Level.REFUSE]
         if wrong:
             raise UnfitServer("\n".join(f"{found.server}: {found.what}; {found.do}" for found in wrong))
-    if not force and (hosts := living_hosts(center)):
+    if hosts := living_hosts(center):
         raise ConfigError(
             f"workers or gateways are alive on {', '.join(hosts)}: stop them, then run this again, then "
-            "start them with the other settings (or add --force, and start each again)"
+            "start them with the other settings"
         )
 
 
@@ -41,11 +36,11 @@ def _switch(doing: Doing, *, on: bool) -> Record:
 
 
 @operation(
-    "index.on", "", Right.CHANGE_CLUSTER, "Index tasks", FORCE,
-    check=lambda doing, force: _can_switch(doing, on=True, force=force),
+    "index.on", "", Right.CHANGE_CLUSTER, "Index tasks",
+    check=lambda doing: _can_switch(doing, on=True),
     target=lambda doing: doing.center.settings.cluster,
 )  # fmt: skip
-def on(doing: Doing, **_: bool) -> Record:
+def on(doing: Doing) -> Record:
     """Have the tasks indexed in Redis. First stop workers and gateways, and set TOC_REDIS_URL for all.
 
     Submits go on. Workers that start then fill the index, what is due soonest first.
@@ -54,11 +49,11 @@ def on(doing: Doing, **_: bool) -> Record:
 
 
 @operation(
-    "index.off", "", Right.CHANGE_CLUSTER, "Index no tasks", FORCE,
-    check=lambda doing, force: _can_switch(doing, on=False, force=force),
+    "index.off", "", Right.CHANGE_CLUSTER, "Index no tasks",
+    check=lambda doing: _can_switch(doing, on=False),
     target=lambda doing: doing.center.settings.cluster,
 )  # fmt: skip
-def off(doing: Doing, **_: bool) -> Record:
+def off(doing: Doing) -> Record:
     """Have workers take tasks by their rows alone. First stop workers and gateways; then unset TOC_REDIS_URL.
 
     Submits go on. What applications that were started with it still index is not looked at.

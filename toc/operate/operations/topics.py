@@ -128,27 +128,23 @@ def resume(doing: Doing, topic: str, rate: int) -> Record:
     return topic_record(admin.alter_topic(center.store, topic, changes))
 
 
-def _sure(doing: Doing, topic: str, *, purge: bool) -> None:
+def _sure(doing: Doing, topic: str) -> None:
     from toc.operate import admin
 
     admin.get_topic(doing.center.store, topic)
-    what = ", with all its pending and dead tasks," if purge else ""
-    doing.confirm(f"delete topic {topic}{what} for good")
+    doing.confirm(f"delete topic {topic} for good")
 
 
 @operation(
     "topic.delete", "DELETE /v1/topics/{topic}", Right.DELETE_TOPIC, "Delete a topic",
-    NAME,
-    Param("purge", Value.FLAG, "First cancel its pending tasks and delete its dead ones.", default=False),
-    takes="Delete", place=Place.LONG, check=_sure, asks=True,
+    NAME, place=Place.LONG, check=_sure, asks=True,
 )  # fmt: skip
-def delete(doing: Doing, topic: str, *, purge: bool) -> Record:
+def delete(doing: Doing, topic: str) -> Record:
     """Delete a paused topic without pending and dead tasks. Its biz_type is never used again."""
     from toc.operate import topics
 
-    ended = topics.delete_topic(doing.center, topic, purge=purge, progress=doing.progress)
-    doing.result.update(pending_cancelled=ended.pending, dead_deleted=ended.dead)
-    return {"name": topic, "cancelled": ended.pending, "purged": ended.dead}
+    topics.delete_topic(doing.center, topic, progress=doing.progress)
+    return {"name": topic}
 
 
 def _shown_anew(doing: Doing, topic: Topic) -> Record:
