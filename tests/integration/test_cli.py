@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness import forks
 from harness.patience import until
 from harness.system import buried
 
@@ -24,6 +26,7 @@ from toc.cli.main import main
 from toc.config import Settings
 from toc.index.messages import Peek, PrepareRequest
 from toc.model.access import Action
+from toc.model.bulk import BulkState
 from toc.model.clock import from_ms
 from toc.model.errors import TopicDrift
 from toc.model.task import CancelOutcome, NewTask, TaskStatus
@@ -421,6 +424,24 @@ def test_a_bulk_job_is_looked_at_stopped_and_resumed(toc: Toc, center: TimeoutCe
     assert {one["job_id"] for one in toc.json("bulk", "tasks", name)} == set(map(str, job_ids))
     assert toc.json("bulk", "tasks", name, "--outcome", "too_late") == []
     assert "no such bulk job" in toc.refused("bulk", "show", "nothing")
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=["the terminal ends", "SIGTERM"])
+def test_a_command_that_is_ended_leaves_a_bulk_job_that_has_stopped(
+    center: TimeoutCenter, topic: str, number: int
+) -> None:
+    center.submit_many([NewTask(topic, n, delay=3600) for n in range(300)])
+    words = ["cancel", "--all", "--topic", topic, "--rate", "5", "--yes"]
+    command = forks.start(words, env=os.environ, session=True, streams={})
+
+    def begun() -> bool:
+        return any(job.done for job in center.store.bulk.list(1)) or command.poll() is not None
+
+    assert until(begun)
+    os.kill(command.pid, number)
+    assert command.wait(60) == 130
+    (job,) = center.store.bulk.list(1)
+    assert (job.state, 0 < job.done < 300) == (BulkState.STOPPED, True)
 
 
 # --- the index --------------------------------------------------------------------------------------------

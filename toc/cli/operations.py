@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,12 +56,29 @@ def act(operation: Operation, center: TimeoutCenter, *, yes: bool = True, **valu
     ``yes``: do not ask.
     """
     doing = Doing(center, who(), operation.right, confirm=partial(confirm, yes=yes))
-    with progress_line("") if operation.place is Place.LONG else nullcontext() as tell:
-        if tell is not None:
+    if operation.place is Place.LONG:
+        with progress_line("") as tell, _interruptible():
             doing.progress = partial(tell, None)
+            record = operation.perform(doing, values)
+    else:
         record = operation.perform(doing, values)
     time.sleep(operation.settles)  # what is said then must be true
     return record
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM, and the end of the terminal, break the block off as Ctrl-C does: a bulk job stops. Left
+    running without a gateway, it would go on when nobody expects it any more, with the next one."""
+    # Under nohup a command is to outlive its terminal.
+    ends = [one for one in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(one) == signal.SIG_DFL]
+    for end in ends:
+        signal.signal(end, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for end in ends:
+            signal.signal(end, signal.SIG_DFL)
 
 
 def acted(operation: Operation, *, yes: bool = True, **values: Any) -> Any:

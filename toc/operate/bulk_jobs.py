@@ -178,11 +178,12 @@ class _Held:
 
 
 class BulkRunner:
-    """Does the jobs of a system, as one of those processes. Call ``run_once`` on a thread of its own,
-    again after the seconds that it returns."""
+    """Does the jobs of a system, as a gateway's process, or ``only`` one, as the command that has made it.
+    Call ``run_once`` on a thread of its own, again after the seconds that it returns."""
 
-    def __init__(self, center: TimeoutCenter) -> None:
+    def __init__(self, center: TimeoutCenter, only: str | None = None) -> None:
         self._center = center
+        self._only = only
         self._table = center.store.bulk
         self._clock = center.clock
         self._owner = secrets.randbits(63)
@@ -196,7 +197,7 @@ class BulkRunner:
         try:
             if now >= self._look_at:
                 self._look_at = now + LOOK_SECONDS
-                for name in self._table.claim(self._owner):
+                for name in self._table.claim(self._owner, self._only):
                     with suppress(UnknownBulk):  # it is damaged
                         job = self._table.get(name)
                         self._held[name] = _Held(job, Counter(job.counts or {}), job.done)
@@ -303,7 +304,7 @@ def work_off(center: TimeoutCenter, name: str, progress: Callable[[str], None]) 
 
     An exception from outside, such as Ctrl-C, stops the job. Raises TocError if somebody has stopped it.
     """
-    table, runner = center.store.bulk, BulkRunner(center)
+    table, runner = center.store.bulk, BulkRunner(center, name)
     try:
         while (job := table.get(name)).state is BulkState.RUNNING:
             progress(f"bulk job {name}: {job.done} of {job.tasks}" + (f"; {job.error}" if job.error else ""))

@@ -115,6 +115,8 @@ def test_a_job_changes_what_matched_when_it_was_made_and_nothing_else(system: Sy
 def test_a_command_works_on_its_job_and_breaking_it_off_stops_the_job(system: System) -> None:
     center = system.center
     submitted(center, 250)
+    submitted(center, 10, OTHER)
+    anothers = make(center, bulk.cancel, topic=OTHER, rate=10_000)
     name = make(center, bulk.cancel, rate=10_000)
 
     def broken_off(text: str) -> None:
@@ -128,6 +130,7 @@ def test_a_command_works_on_its_job_and_breaking_it_off_stops_the_job(system: Sy
         work_off(center, name, lambda _: None)
     act(center, bulk.resume, name=name)
     assert work_off(center, name, lambda _: None) == {"cancelled": 250}
+    assert act(center, bulk.show, name=anothers)["done"] == 0
 
 
 def test_each_kind_of_job_has_its_outcomes(system: System) -> None:

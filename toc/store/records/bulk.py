@@ -102,13 +102,15 @@ class BulkTable(RecordTable):
 
     # --- by processes that work on them
 
-    def claim(self, owner: int) -> Sequence[str]:
-        """Claim the running jobs that nobody works on. Returns their names."""
+    def claim(self, owner: int, only: str | None = None) -> Sequence[str]:
+        """Claim the running jobs that nobody works on, or ``only`` that one. Returns their names."""
         column = self._column
         free = and_(
             column.state == BulkState.RUNNING.value,
             or_(column.lease_until.is_(None), column.lease_until < self._from_now(0)),
         )
+        if only is not None:
+            free = and_(column.name == only, free)
         found = [str(name) for (name,) in self._rows(select(column.name).where(free))]
         values = {"owner": owner, "lease_until": self._from_now(LEASE_MS)}
         return [name for name in found if self._change(and_(column.name == name, free), values) == 1]
