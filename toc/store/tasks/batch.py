@@ -205,7 +205,7 @@ class Batches(Tries):
     def fail(self, items: Sequence[Failure], late: Late = NOT_LATE) -> Answers[Guard]:
         """Write failed tries on pending rows whose version, attempts and crashes are still as given, and that
         no other worker has leased."""
-        return self._fail(items, self.leases.free, late)  # [rule: lease-fence]
+        return self._guarded(items, self.leases.free, late)  # [rule: lease-fence]
 
     def crash(self, items: Sequence[Failure]) -> Answers[Guard]:
         """Write tries that ended with their workers, except on rows that a live worker has leased.
@@ -213,21 +213,7 @@ class Batches(Tries):
         Rows that this worker has leased are left out too: it may have taken them after
         its reclaim read them.
         """
-        return self._fail(items, self.leases.unleased)  # [rule: crash-unleased]
-
-    def _fail(
-        self, items: Sequence[Failure], free: Callable[[DatabaseServer], str], late: Late = NOT_LATE
-    ) -> Answers[Guard]:
-        now = self._stamp()
-        return self._guarded(
-            items,
-            free,
-            lambda server, item: (
-                f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
-                f"next_time={server.instant(item.next_time)},gmt_modified={server.instant(now)}"
-                f"{_noted(server, item, now, item.next_time)}{with_late(server, [item.job_id], late, ',')}"
-            ),
-        )
+        return self._guarded(items, self.leases.unleased)  # [rule: crash-unleased]
 
     def die(self, items: Sequence[Failure], late: Late = NOT_LATE) -> Answers[Guard]:
         """Mark rows as dead if they are unchanged since they were read. Their next_time becomes the time of
@@ -236,34 +222,21 @@ class Batches(Tries):
         Those that have expired before any try started become cancelled. What ends by time alone must be due
         and have expired by the clock of its server too: that of a host may be ahead.
         """
-        return self._die(items, self.leases.free, late)
+        return self._guarded(items, self.leases.free, late, ends=True)
 
     def expire(self, items: Sequence[Failure]) -> Answers[Guard]:
         """End rows like ``die``, except those that any live worker has leased by now, this one included."""
-        return self._die(items, self.leases.unleased)
-
-    def _die(
-        self, items: Sequence[Failure], free: Callable[[DatabaseServer], str], late: Late = NOT_LATE
-    ) -> Answers[Guard]:
-        now = self._stamp()
-        return self._guarded(
-            items,
-            free,
-            lambda server, item: (
-                f"status={DEAD if item.started else CANCELLED},{'expired=1,' if item.expired else ''}"
-                f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
-                f"next_time={server.instant(now)},gmt_modified={server.instant(now)}"
-                f"{_noted(server, item, now)}{with_late(server, [item.job_id], late, ',')}"
-            ),
-        )
+        return self._guarded(items, self.leases.unleased, ends=True)
 
     def _guarded(
         self,
         items: Iterable[Failure],
         free: Callable[[DatabaseServer], str],
-        changes: Callable[[DatabaseServer, Failure], str],
+        late: Late = NOT_LATE,
+        *,
+        ends: bool = False,
     ) -> Answers[Guard]:
-        by_id = {item.job_id: item for item in items}
+        by_id, now = {item.job_id: item for item in items}, self._stamp()
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, Guard]:
             order = [(table, by_id[job_id]) for table, part in ids.items() for job_id in part]
@@ -271,7 +244,12 @@ class Batches(Tries):
             results = server.run(
                 [
                     Statement(
-                        f"UPDATE {self._shards.names[table]} SET {changes(server, item)},{NO_LEASE},{FREE}"
+                        f"UPDATE {self._shards.names[table]} SET {_ended(item) if ends else ''}"
+                        f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
+                        f"next_time={server.instant(now if ends else item.next_time)},"
+                        f"gmt_modified={server.instant(now)}"
+                        f"{_noted(server, item, now, 0 if ends else item.next_time)}"
+                        f"{with_late(server, [item.job_id], late, ',')},{NO_LEASE},{FREE}"
                         f"{'' if item.error is None else ',last_error=%s'} "
                         # [rule: failure-fence]
                         f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
@@ -378,7 +356,12 @@ def _too_late(server: DatabaseServer) -> str:
     return f" AND next_time<={now} AND expires_at<{now}"
 
 
-def _noted(server: DatabaseServer, item: Failure, now: int, following: int = 0) -> str:
+def _ended(item: Failure) -> str:
+    """Return the assignments that end a row."""
+    return f"status={DEAD if item.started else CANCELLED},{'expired=1,' if item.expired else ''}"
+
+
+def _noted(server: DatabaseServer, item: Failure, now: int, following: int) -> str:
     """Return the SQL that adds a failed try to the history. ``following``: when the next is due (ms)."""
     if item.error is None:
         return ""
