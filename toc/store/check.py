@@ -20,7 +20,10 @@ NO_TABLES = (
     "there is no task table here: is this the right server? If it was lost, restore it; only for a new "
     "cluster run `toc db upgrade`"
 )
-_OTHER_LAYOUT = "TOC_DATABASES and TOC_TABLES differ from those that the tables were made for"
+_OTHER_LAYOUT = (
+    "TOC_DATABASES and TOC_TABLES differ from those that the tables were made for: set them as at the first "
+    "`toc db upgrade`, or restore lost tables from a backup"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +55,14 @@ class ShardStatus:
         )
 
     @property
+    def misfit(self) -> bool:
+        """Whether its tables are not those of the configured layout. An upgrade does not mend that."""
+        return bool(self.unexpected_tables or (self.revision is not None and self.missing_tables))
+
+    @property
     def remedy(self) -> str:
         """What to do if it is behind."""
-        if self.revision is not None and (self.missing_tables or self.unexpected_tables):
-            return "set TOC_DATABASES and TOC_TABLES as at the first `toc db upgrade`, or restore lost tables"
-        return "run `toc db upgrade`"
+        return NO_TABLES if self.absent else _OTHER_LAYOUT if self.misfit else "run `toc db upgrade`"
 
     def __str__(self) -> str:
         if self.absent:
@@ -87,16 +93,14 @@ def require(shards: Shards) -> None:
             if server is shards.topic_server:
                 raise
             log.warning("schema_not_checked", error=str(exc))
-    if not behind:
-        return
-    shown = "; ".join(str(status) for status in behind[:8]) + ("; ..." if len(behind) > 8 else "")
-    if any(status.absent for status in behind):
-        raise SchemaBehind(f"{shown}: {NO_TABLES}")
-    if any(status.revision is not None and status.unexpected_tables for status in behind):
-        raise SchemaBehind(f"{shown}: {_OTHER_LAYOUT} ({shards.layout.databases} and {shards.layout.tables})")
-    if any(status.revision is not None and status.missing_tables for status in behind):
-        raise SchemaBehind(f"{shown}: tables that existed are missing; restore them from a backup")
-    raise SchemaBehind(f"{shown}: run `toc db upgrade`")
+    if behind:
+        shown = "; ".join(str(status) for status in behind[:8]) + ("; ..." if len(behind) > 8 else "")
+        raise SchemaBehind(f"{shown}: {remedy_of(behind)}")
+
+
+def remedy_of(behind: Sequence[ShardStatus]) -> str:
+    """Return what to do first if these are behind: where there is no table at all, nothing else matters."""
+    return max(behind, key=lambda status: (status.absent, status.misfit)).remedy
 
 
 def require_layout(shards: Shards) -> None:
@@ -107,8 +111,7 @@ def require_layout(shards: Shards) -> None:
     """
     for status in check_server(shards, shards.topic_server):
         if status.unexpected_tables:
-            numbers = f"{shards.layout.databases} and {shards.layout.tables}"
-            raise SchemaBehind(f"{status}: {_OTHER_LAYOUT} ({numbers})")
+            raise SchemaBehind(f"{status}: {_OTHER_LAYOUT}")
 
 
 def _tables(shards: Shards, server: DatabaseServer, names: Sequence[str]) -> dict[str, set[str]]:

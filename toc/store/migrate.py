@@ -68,12 +68,8 @@ class Migrator:
                     f"{status}: it was made before the first version, from which there is no way on; "
                     "use an empty database, or another TOC_DATABASE_PREFIX"
                 )
-            made_for_other = status.unexpected_tables or (status.revision and status.missing_tables)
-            if made_for_other:
-                raise ConfigError(
-                    f"{status}: TOC_DATABASES and TOC_TABLES cannot change once the tables are made; tables "
-                    "that are lost come from a backup"
-                )
+            if status.misfit:
+                raise ConfigError(f"{status}: {status.remedy}")
         gone = [status for status in statuses if status.absent]
         if gone and not new and (gone[0] is not statuses[-len(gone)] or self._used(statuses)):
             raise ConfigError(
