@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from contract.conftest import KIT, RUNNING
 from contract.system import Contract
-from sqlalchemy import create_engine
+from harness.tables import engine_of
 
 from benchmarks.local import MariaDB
 from toc import CancelOutcome, NewTask, TaskStatus
@@ -242,13 +242,10 @@ def test_no_task_starts_once_toc_topic_pause_has_returned(each: Contract) -> Non
 def test_rows_of_the_callers_transaction_are_indexed_and_run_once_it_has_committed(
     each: Contract, mariadb: MariaDB
 ) -> None:
-    engine = create_engine(mariadb.url)
-    try:
+    with engine_of(mariadb.url) as engine:
         with engine.begin() as connection:
             now = each.center.submit("c.now", biz_id=1, connection=connection)
             soon = each.center.submit("c.plain", biz_id=1, delay=1.8, connection=connection)
         for job_id in (now, soon):
             (start,) = started(each, job_id)
             assert start["at"] / 1e6 >= ms(each.row(job_id)["action_time"])
-    finally:
-        engine.dispose()

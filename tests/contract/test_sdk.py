@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from contract.system import Contract
 from harness.patience import in_a_moment, until
-from sqlalchemy import create_engine, text
+from harness.tables import engine_of
+from sqlalchemy import text
 
 import toc
 from benchmarks.local import MariaDB, RedisServer
@@ -166,8 +167,7 @@ def _ended(pid: int) -> bool:
 
 
 def test_a_row_of_the_callers_transaction_exists_only_if_it_commits(idle: Contract, mariadb: MariaDB) -> None:
-    engine = create_engine(mariadb.url)
-    try:
+    with engine_of(mariadb.url) as engine:
         with engine.connect() as connection:
             lost = idle.center.submit("c.plain", biz_id=800, delay=3600, connection=connection)
             assert connection.in_transaction()
@@ -193,18 +193,16 @@ def test_a_row_of_the_callers_transaction_exists_only_if_it_commits(idle: Contra
                 attribute={"other": 1},
                 connection=connection,
             )
-    finally:
-        engine.dispose()
 
 
 def test_a_connection_to_another_server_is_refused(either: Contract, tmp_path: Path) -> None:
     before = either.rows()
-    engine = create_engine(f"sqlite:///{tmp_path}/other.db")
-    try:
-        with engine.connect() as connection, pytest.raises(errors.WrongShardConnection):
-            either.center.submit("c.plain", biz_id=1, delay=9, connection=connection)
-    finally:
-        engine.dispose()
+    with (
+        engine_of(f"sqlite:///{tmp_path}/other.db") as engine,
+        engine.connect() as connection,
+        pytest.raises(errors.WrongShardConnection),
+    ):
+        either.center.submit("c.plain", biz_id=1, delay=9, connection=connection)
     for bad in ("connection", 5, sqlite3.connect(":memory:")):
         with pytest.raises(errors.TocError):
             either.center.submit("c.plain", biz_id=1, delay=9, connection=bad)  # type: ignore[arg-type]
@@ -212,14 +210,10 @@ def test_a_connection_to_another_server_is_refused(either: Contract, tmp_path: P
 
 
 def test_a_bad_value_leaves_the_callers_transaction_usable(idle: Contract, mariadb: MariaDB) -> None:
-    engine = create_engine(mariadb.url)
-    try:
-        with engine.begin() as connection:
-            with pytest.raises(errors.UnknownTopic):
-                idle.center.submit("no.such", biz_id=1, delay=9, connection=connection)
-            assert connection.execute(text("SELECT 1")).scalar() == 1
-    finally:
-        engine.dispose()
+    with engine_of(mariadb.url) as engine, engine.begin() as connection:
+        with pytest.raises(errors.UnknownTopic):
+            idle.center.submit("no.such", biz_id=1, delay=9, connection=connection)
+        assert connection.execute(text("SELECT 1")).scalar() == 1
 
 
 # --- without Redis

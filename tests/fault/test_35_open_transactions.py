@@ -11,8 +11,8 @@ import pytest
 from fault.conftest import Build, Verdict
 from harness.history import Client
 from harness.system import System
-from harness.tables import task_tables
-from sqlalchemy import Connection, Engine, create_engine
+from harness.tables import engine_of, task_tables
+from sqlalchemy import Connection, Engine
 
 from benchmarks.local import MariaDB
 from toc.model.errors import StoreUnavailable
@@ -24,9 +24,8 @@ WAIT_SECONDS = 0.2
 @pytest.fixture
 def application(mariadb: MariaDB) -> Iterator[Engine]:
     """An application's engine, as it comes: REPEATABLE READ."""
-    engine = create_engine(mariadb.url)
-    yield engine
-    engine.dispose()
+    with engine_of(mariadb.url) as engine:
+        yield engine
 
 
 class Strangers:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from sqlalchemy import Connection, create_engine
+from sqlalchemy import URL, Connection, Engine, create_engine
 
 from toc import Settings
 
@@ -21,12 +22,18 @@ def task_tables(settings: Settings) -> list[str]:
 
 
 @contextmanager
+def engine_of(url: str | URL, **options: Any) -> Iterator[Engine]:
+    """An engine as applications have it."""
+    engine = create_engine(url, **options)
+    try:
+        yield engine
+    finally:
+        engine.dispose()
+
+
+@contextmanager
 def raw(where: Settings | str) -> Iterator[Connection]:
     """A connection to a server, or the first one of these settings, each statement committed at once."""
     url = where if isinstance(where, str) else where.need_database_urls()[0]
-    engine = create_engine(url, isolation_level="AUTOCOMMIT")
-    try:
-        with engine.connect() as connection:
-            yield connection
-    finally:
-        engine.dispose()
+    with engine_of(url, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
+        yield connection

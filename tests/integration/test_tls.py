@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -75,19 +76,13 @@ def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def visit_redis(url: str) -> None:
-    queues = Queues(url)
-    try:
+    with closing(Queues(url)) as queues:
         preflight.check(queues)
-    finally:
-        queues.close()
 
 
 def visit_mysql(url: str) -> None:
-    store = Store([url], databases=1, tables=4, clock=Clock())
-    try:
+    with closing(Store([url], databases=1, tables=4, clock=Clock())) as store:
         store.topics.list()
-    finally:
-        store.close()
 
 
 def visit_zookeeper(url: str) -> None:

@@ -16,7 +16,7 @@ import freezegun
 import pytest
 import time_machine
 from harness.patience import until
-from sqlalchemy import create_engine
+from harness.tables import engine_of
 from sqlalchemy.orm import Session
 
 from toc import (
@@ -348,8 +348,7 @@ def test_a_session_commits_also_where_the_test_rolls_everything_back(
     toc: Toc, shop: Shop, tmp_path: Path, commits: bool
 ) -> None:
     """The recipe of SQLAlchemy for test suites."""
-    engine = create_engine(f"sqlite:///{tmp_path / 'shop.db'}")
-    try:
+    with engine_of(f"sqlite:///{tmp_path / 'shop.db'}") as engine:
         with engine.connect() as connection:
             around = connection.begin()
             with Session(connection, join_transaction_mode="create_savepoint") as session:
@@ -358,8 +357,6 @@ def test_a_session_commits_also_where_the_test_rolls_everything_back(
                 assert [task.biz_id for task in toc.tasks()] == [1] * commits
             around.rollback()
         assert toc.advance("1m") == commits
-    finally:
-        engine.dispose()
 
 
 def test_an_application_of_coroutines_is_tested_as_it_is() -> None:

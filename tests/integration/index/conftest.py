@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any, Protocol, cast
 
 import pytest
@@ -35,9 +36,8 @@ def server(request: pytest.FixtureRequest) -> RedisServer:
 
 @pytest.fixture
 def queues(server: RedisServer) -> Iterator[Queues]:
-    queues = Queues(server.url)
-    yield queues
-    queues.close()
+    with closing(Queues(server.url)) as queues:
+        yield queues
 
 
 @pytest.fixture

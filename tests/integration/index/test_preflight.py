@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 import redis
 from conftest import Launch
@@ -16,11 +18,8 @@ from toc.model.finding import Level
 
 
 def findings(url: str) -> list[tuple[Level, str]]:
-    queues = Queues(url)
-    try:
+    with closing(Queues(url)) as queues:
         found = check(queues)
-    finally:
-        queues.close()
     assert all(finding.do and "127.0.0.1" in finding.server for finding in found)
     return [(finding.level, finding.what) for finding in found]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,8 @@ SLOTS = [Slot("order.close", number) for number in range(64)]
 
 @pytest.fixture
 def cluster(clean_cluster: RedisCluster) -> Iterator[Queues]:
-    queues = Queues(clean_cluster.url)
-    yield queues
-    queues.close()
+    with closing(Queues(clean_cluster.url)) as queues:
+        yield queues
 
 
 def test_the_slots_of_a_topic_are_on_all_masters(

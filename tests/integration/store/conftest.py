@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
 from fault.kit.proxy import Proxy, through
 from harness import secured
+from harness.tables import engine_of
 from sqlalchemy import create_engine
 
 from benchmarks.local import MariaDB
@@ -75,16 +76,14 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 @pytest.fixture
 def store(place: Place) -> Iterator[Store]:
-    store = place.open()
-    yield store
-    store.close()
+    with closing(place.open()) as store:
+        yield store
 
 
 @pytest.fixture
 def mysql_store(mysql_place: Place) -> Iterator[Store]:
-    store = mysql_place.open()
-    yield store
-    store.close()
+    with closing(mysql_place.open()) as store:
+        yield store
 
 
 NewRow = Callable[..., TaskRow]
@@ -136,9 +135,8 @@ def through_proxy(mysql_place: Place, proxy: Proxy) -> Iterator[Store]:
     """The task table in MariaDB, reached through the proxy (without TLS, so that it can read along)."""
     if secured.SECURED:
         pytest.skip("a proxy that eats replies must read along, which TLS is there to prevent")
-    store = mysql_place.open(urls=[through(proxy, mysql_place.urls[0])])
-    yield store
-    store.close()
+    with closing(mysql_place.open(urls=[through(proxy, mysql_place.urls[0])])) as store:
+        yield store
 
 
 @pytest.fixture
@@ -146,12 +144,10 @@ def fresh_store(place: Place) -> Iterator[Store]:
     """A store whose task tables are empty."""
     store = place.open()
     for server in place.urls[:1]:
-        engine = create_engine(server)
-        with engine.begin() as connection:
+        with engine_of(server) as engine, engine.begin() as connection:
             for table in range(place.tables):
                 schema = "" if server.startswith("sqlite") else f"{place.prefix}{table % place.databases}."
                 connection.exec_driver_sql(f"DELETE FROM {schema}timeout_task_{table:04d}")
                 connection.exec_driver_sql(f"DELETE FROM {schema}timeout_due")
-        engine.dispose()
     yield store
     store.close()

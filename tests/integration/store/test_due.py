@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from random import Random
 
 import pytest
@@ -293,8 +294,7 @@ def test_what_a_server_that_is_away_holds_is_missing_by_name_and_the_rest_stands
     assert before.missing == []
     urls = [mysql_place.urls[0], through(proxy, mysql_place.urls[1])]
     proxy.close()
-    store = mysql_place.open(urls=urls)
-    try:
+    with closing(mysql_place.open(urls=urls)) as store:
         found = due(store, NOW)
         own = store.tables_of_server()
         assert [one["table"] for one in found.missing] == sorted(map(store.name_of, own[1]))
@@ -303,8 +303,6 @@ def test_what_a_server_that_is_away_holds_is_missing_by_name_and_the_rest_stands
         counts = [read(one.counts) for kept in there.values() for one in kept if one.part == NEAR.name]
         assert found.minutes == total(NEAR, counts, NOW, MINUTES)
         assert sum(found.minutes[7]) < sum(before.minutes[7])
-    finally:
-        store.close()
 
 
 def test_counts_that_are_old_or_not_understood_are_named(fresh_store: Store) -> None:

@@ -17,6 +17,7 @@ from fault.kit.proxy import Proxy
 from harness.patience import until
 from harness.rows import insert, insert_many
 from harness.secured import root_url
+from harness.tables import engine_of, raw
 from sqlalchemy import Engine, create_engine
 
 from benchmarks.local import MariaDB
@@ -38,9 +39,8 @@ NewRow = Callable[..., TaskRow]
 
 @pytest.fixture
 def root(mariadb: MariaDB) -> Iterator[Engine]:
-    engine = create_engine(root_url(mariadb), isolation_level="AUTOCOMMIT")
-    yield engine
-    engine.dispose()
+    with engine_of(root_url(mariadb), isolation_level="AUTOCOMMIT") as engine:
+        yield engine
 
 
 def test_a_full_pool_while_a_table_is_locked_does_not_mark_the_server_as_away(
@@ -75,15 +75,12 @@ def test_a_full_pool_while_a_table_is_locked_does_not_mark_the_server_as_away(
 def test_failures_that_are_no_packet_together_are_written_in_parts(launch: Any, new_row: NewRow) -> None:
     server = launch(MariaDB, config=["max_allowed_packet=4M"])
     Migrator([server.url], databases=1, tables=4).upgrade()
-    store = Store([server.url], databases=1, tables=4, clock=Clock())
-    try:
+    with closing(Store([server.url], databases=1, tables=4, clock=Clock())) as store:
         rows = [new_row() for _ in range(1500)]
         insert_many(store, rows)
         error = "\\'🕰" * 340
         failures = [Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, error) for row in rows]
         assert store.fail(failures) == dict.fromkeys([row.job_id for row in rows], Guard.APPLIED)
-    finally:
-        store.close()
 
 
 def told(logs: Sequence[Any]) -> set[str]:
@@ -219,14 +216,12 @@ def switched(server_directory: Path, mariadb: MariaDB) -> Iterator[tuple[MariaDB
         user = "CREATE USER 'app'@'127.0.0.1' IDENTIFIED BY 's3cret'"
         for server in (old, new):
             Migrator([server.url], databases=1, tables=1).upgrade()
-            engine = create_engine(root_url(server), isolation_level="AUTOCOMMIT")
-            with engine.connect() as connection:
+            with raw(root_url(server)) as connection:
                 connection.exec_driver_sql(user)
                 rights = "GRANT SELECT, INSERT, UPDATE, DELETE ON toc_0.* TO 'app'@'127.0.0.1'"
                 connection.exec_driver_sql(rights)
                 if server is old:
                     connection.exec_driver_sql("SET GLOBAL read_only = 1")
-            engine.dispose()
         yield old, new
 
 

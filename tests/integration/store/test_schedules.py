@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fault.kit.proxy import Proxy
 from harness.rows import insert
-from sqlalchemy import create_engine
+from harness.tables import engine_of
 
 from toc.model.clock import Clock
 from toc.model.errors import InvalidSchedule
@@ -118,8 +118,7 @@ def test_a_schedule_that_is_locked_or_refused_holds_up_no_other_of_its_table(
     names = list(islice((name for name in of_table_0 if table.table_of(name) == 0), 4))
     moves = [take(mysql_store, new(mysql_store, name), NOW) for name in names]
     rows, bad = f"{mysql_place.prefix}0.timeout_schedule_0000", names[1]
-    engine = create_engine(mysql_place.root_url)
-    with engine.connect() as holder:
+    with engine_of(mysql_place.root_url) as engine, engine.connect() as holder:
         if trouble == "locked":
             holder.exec_driver_sql(f"SELECT * FROM {rows} WHERE name='{bad}' FOR UPDATE")
         else:
@@ -131,7 +130,6 @@ def test_a_schedule_that_is_locked_or_refused_holds_up_no_other_of_its_table(
             moves[1] = take(mysql_store, stored, NOW)
         moved = table.advance(moves)
         holder.rollback()
-    engine.dispose()
     others = {name for name in names if name != bad}
     assert {move.stored.name for move in moved.done} == others
     assert moved.failed.keys() == {bad}

@@ -10,6 +10,7 @@ import pytest
 from fault.kit.proxy import Proxy
 from harness.clocks import StandingClock
 from harness.rows import insert, insert_many
+from harness.tables import engine_of, raw
 from sqlalchemy import create_engine
 
 from toc.model.body import Content
@@ -170,9 +171,8 @@ def test_a_refused_connection_is_no_unknown_outcome(
 
 @pytest.fixture
 def engine(place: Any) -> Any:
-    engine = create_engine(place.urls[0])
-    yield engine
-    engine.dispose()
+    with engine_of(place.urls[0]) as engine:
+        yield engine
 
 
 @pytest.mark.parametrize(
@@ -250,15 +250,12 @@ def test_the_callers_connection_is_accepted_after_a_failover_behind_the_servers_
     mysql_store: Store, mysql_place: Any, new_row: NewRow
 ) -> None:
     def submit() -> None:
-        engine = create_engine(mysql_place.urls[0])
-        with engine.connect() as connection:
+        with engine_of(mysql_place.urls[0]) as engine, engine.connect() as connection:
             mysql_store.callers.put(connection, Submission(new_row()))
             connection.commit()
-        engine.dispose()
 
     submit()
-    root = create_engine(mysql_place.root_url, isolation_level="AUTOCOMMIT")
-    with root.connect() as connection:
+    with raw(mysql_place.root_url) as connection:
         usual = connection.exec_driver_sql("SELECT @@GLOBAL.server_id").scalar_one()
         connection.exec_driver_sql(f"SET GLOBAL server_id = {usual + 1}")
         mysql_store.close()  # a failover ends connections
@@ -266,7 +263,6 @@ def test_the_callers_connection_is_accepted_after_a_failover_behind_the_servers_
             submit()
         finally:
             connection.exec_driver_sql(f"SET GLOBAL server_id = {usual}")
-    root.dispose()
 
 
 def test_an_error_in_the_callers_transaction_does_not_show_the_attribute(
