@@ -136,6 +136,10 @@ def target(scene: Scene) -> None:
     scene.error = Raised("Postponed", "target shop: paused", until=ms(60))
 
 
+def misfit(scene: Scene) -> None:
+    scene.error = Raised("Misfit", "the payload does not fit P", until=ms(60), misfit=True)
+
+
 def target_waits(scene: Scene) -> None:
     scene.entry.started, scene.entry.ended = 101.0, 109.0
     scene.entry.delivered = Delivered(Sent(200, 500), "")
@@ -156,6 +160,7 @@ CASES: dict[Callable[[Scene], None], Cause] = {
     clock_set: Cause.CLOCK,
     halted: Cause.HALTED,
     target: Cause.TARGET,
+    misfit: Cause.BACKOFF,
     target_waits: Cause.TARGET,
 }
 

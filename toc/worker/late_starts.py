@@ -64,7 +64,8 @@ class LateStarts(Holdups):
             if self.may_write():
                 spans = self._spans(entry, started, wall, server)
                 if until is not None and error is not None:
-                    spans = fill(late.due, late.started, spans, Span(Cause.TARGET, 0, 0, error.text))
+                    put_off = Cause.BACKOFF if error.misfit else Cause.TARGET
+                    spans = fill(late.due, late.started, spans, Span(put_off, 0, 0, error.text))
                 late = late._replace(spans=spans)
             found[row.job_id] = late
         return found
