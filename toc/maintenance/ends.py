@@ -13,7 +13,7 @@ from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, Slot, Topic
 from toc.model.verdict import Unpulled, after_expiry, after_lapse, has_expired, unpulled
 from toc.observe.log import get_logger
-from toc.observe.metrics import EXPIRED_TASKS
+from toc.observe.metrics import EXPIRED_TASKS, TRIES
 from toc.store.store import Store
 from toc.store.tasks.batch import Guard
 from toc.store.tasks.scan import DueRow
@@ -106,6 +106,7 @@ class Ends:
                 if end.status == TaskStatus.DEAD:
                     topic = over[end.row.job_id][1]
                     log.warning("task_dead", job_id=end.row.job_id, topic=topic.name, error=end.error)
+                    TRIES.of(topic.name, "dead").add()
         return statuses
 
 

@@ -2,7 +2,8 @@
 
     starts, processed, failed, dead, then the starts by lateness, in the buckets of toc_lateness_seconds
 
-Hand-outs to consumers count as starts and are in no bucket. A try counts when its outcome is written.
+Hand-outs to consumers count as starts and are in no bucket. A try counts when its outcome is written: that a
+ttr has ended is written only of a last one.
 """
 
 from __future__ import annotations

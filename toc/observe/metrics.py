@@ -107,7 +107,7 @@ TRIES = _counter(
     "toc_tries",
     "Tries that ended. failed, crashed: will be tried again. duplicate: another try had processed the task. "
     "overtaken: the task was cancelled, rescheduled or dead by then. postponed: it waits for something else, "
-    "which uses up no try.",
+    "which uses up no try. Pulled: acks, nacks, and the end of a last ttr.",
     "topic",
     "outcome",
 )

@@ -6,6 +6,7 @@ Calls in flight share round trips, for each server of the task table and verb by
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -17,6 +18,7 @@ from toc.model.errors import StoreUnavailable, TocError
 from toc.model.pull import AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import TaskStatus
 from toc.model.verdict import Nack, after_nack
+from toc.observe.metrics import TRIES
 from toc.pull.handout import HandOuts
 from toc.pull.mover import EndedLease
 from toc.sdk.client import TimeoutCenter
@@ -24,6 +26,8 @@ from toc.sdk.server_batcher import Settle, ask_each, one_each
 
 SIZE = 100
 """Bytes of a lease in a statement, about."""
+_BY_IT = AckOutcome.ACKED, AckOutcome.LATE
+"""A task is processed by this ack."""
 
 
 class Verb(Enum):
@@ -125,6 +129,7 @@ class LeaseBatches:
         outcomes = self._store.pulls.ack(call.lease for call in calls.values())
         failpoint("pull.acked")
         acked = AckOutcome.ACKED
+        self._count((calls[job_id].lease, "processed") for job_id, what in outcomes.items() if what in _BY_IT)
         ends = [
             EndedLease(calls[job_id].lease, None)
             for job_id, what in outcomes.items()
@@ -143,12 +148,21 @@ class LeaseBatches:
         done = self._store.pulls.nack(items)
         outcomes = dict.fromkeys(calls, LeaseOutcome.GONE)
         ends: list[EndedLease] = []
+        came: list[tuple[PullLease, str]] = []
         for job_id, changed in done.items():
             if changed is not None:
                 dead = changed.status == TaskStatus.DEAD
                 outcomes[job_id] = LeaseOutcome.DEAD if dead else LeaseOutcome.DONE
                 ends.append(EndedLease(calls[job_id].lease, changed))
+                came.append((calls[job_id].lease, "dead" if dead else "failed"))
+        self._count(came)
         return Done(outcomes, {**found.unanswered, **done.unanswered}, ends)
+
+    def _count(self, ended: Iterable[tuple[PullLease, str]]) -> None:
+        """Count what came of tries."""
+        for (biz_type, outcome), tries in Counter((lease.biz_type, what) for lease, what in ended).items():
+            if (topic := self._catalog.known_type(biz_type)) is not None:
+                TRIES.of(topic.name, outcome).add(tries)
 
     def _extend(self, calls: Mapping[int, LeaseCall]) -> Done:
         items = []

@@ -37,7 +37,7 @@ from toc.model.verdict import (
 )
 from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
-from toc.observe.metrics import HANDED_OUT, ORPHANS
+from toc.observe.metrics import HANDED_OUT, ORPHANS, TRIES
 from toc.pull.candidate import NO_FENCE, Candidate
 from toc.pull.handed_out import HandedOut
 from toc.pull.mover import EndedLease, Mover, Moves
@@ -265,6 +265,7 @@ class HandOuts:
                     moves.back(entry, end.row, max(entry.taken, now) + AGAIN_MS, now)
                 elif end.status == TaskStatus.DEAD:
                     log.warning("task_dead", job_id=entry.job_id, topic=entry.topic.name, error=end.error)
+                    TRIES.of(entry.topic.name, "dead").add()
                     moves.bury(entry, now)
                 else:
                     moves.drop(entry)

@@ -278,3 +278,26 @@ def test_metrics_tell_what_is_pulled_how_much_is_handed_out_and_whether_the_gate
         one(gateway)
     assert told(f'toc_handed_out_tasks_total{{topic="{TOPIC}"}}') == 2
     assert gateway.stop() == 0
+
+
+def test_metrics_tell_what_came_of_what_was_pulled(pulled: System) -> None:
+    """The alerts and the console go by them: to them a task that a consumer buried had not died."""
+    gateway = Gateway(pulled, env=ANY_ADDRESS)
+
+    def told(topic: str, outcome: str) -> float:
+        return samples(gateway.told()).get(f'toc_tries_total{{outcome="{outcome}",topic="{topic}"}}', 0)
+
+    def pulled_one(topic: str, **wanted: Any) -> str:
+        gateway.submit(topic, delay=0.01)
+        return str(one(gateway, topic, **wanted)["lease"])
+
+    lease = pulled_one(TOPIC)
+    end(gateway, "ack", lease)
+    end(gateway, "ack", lease)
+    assert end(gateway, "nack", pulled_one(TOPIC), delay=100).status == 200
+    assert end(gateway, "nack", pulled_one(TOPIC), dead=True).status == 200
+    assert [told(TOPIC, outcome) for outcome in ("processed", "failed", "dead")] == [1, 1, 1]
+    pulled_one("test.once", ttr=1)
+    assert pull(gateway, "test.once", wait=3).body == {"tasks": []}
+    assert until(lambda: told("test.once", "dead") == 1, 20), "the end of the last ttr"
+    assert gateway.stop() == 0
