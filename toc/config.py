@@ -34,6 +34,7 @@ from pydantic_settings import (
 
 from toc.model.body import MAX_BODY
 from toc.model.errors import ConfigError, shown
+from toc.model.horizon import BUDGET_FORM, Budget
 from toc.model.sharding import MAX_TABLES, is_power_of_two
 from toc.model.target import Allow
 from toc.model.topic import NAME, NAMESPACE, NAMESPACE_HINT
@@ -72,6 +73,7 @@ _FORMS: dict[str, tuple[Callable[[Any], object], str]] = {
     "database_prefix": (_PREFIX.fullmatch, "letters, digits and '_', beginning with a letter, at most 32"),
     "redis_url": (lambda url: url.partition("://")[0] in _REDIS_SCHEMES, _REDIS_HINT),
     "namespace": (NAMESPACE.fullmatch, NAMESPACE_HINT),
+    "redis_budget": (Budget.of, BUDGET_FORM),
     "zookeeper": (lambda hosts: "://" not in hosts and _ZOOKEEPER.fullmatch(hosts), _ZOOKEEPER_HINT),
     "cluster": (NAME.fullmatch, "letters, digits, '.', '_' and '-', at most 128"),
     "host": (
@@ -114,6 +116,10 @@ class Settings(BaseSettings):
     """URL of the Redis that holds the index. Unset: there is none, and the rows alone say what is due."""
     namespace: str | None = Field(None, description=NAMESPACE_HINT)
     """Prefix of topics in Redis keys, so that environments can share a Redis."""
+
+    redis_budget: str = Field("60%", description=BUDGET_FORM)
+    """How much memory each Redis node may use. What is due too late to fit waits in its rows alone: the
+    horizon becomes shorter. Without maxmemory a percentage bounds nothing."""
 
     zookeeper: str | None = Field(None, description=_ZOOKEEPER_HINT)
     """Servers that coordinate many hosts. Unset: the first database does, which is enough for a few."""

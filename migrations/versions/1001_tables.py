@@ -153,6 +153,10 @@ IN_THE_FIRST_DATABASE: Tables = {
         lease_secret VARCHAR(64) NOT NULL,
         indexed {tiny} DEFAULT 1 NOT NULL,
         gmt_create {ms} NOT NULL,
+        horizon {u32} DEFAULT 0 NOT NULL,
+        horizon_why VARCHAR(255) DEFAULT '' NOT NULL,
+        horizon_since {u64} DEFAULT 0 NOT NULL,
+        horizon_looked {u64} DEFAULT 0 NOT NULL,
         PRIMARY KEY (number)
         """,
         None,

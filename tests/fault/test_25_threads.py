@@ -18,7 +18,7 @@ APP = "fault.broken.thread_dies:center"
 KNOWN = {
     *("main", "poll", "handler", "async-handlers", "finish-0", "heartbeat", "quarantine", "alone", "reclaim"),
     *("watch", "sweep-0", "retention", "wake", "catalog", "leases-0", "rows-0", "dead", "beat"),
-    *("bodies-0", "schedules-0", "declared-schedules", "adopt", "due", "episodes"),
+    *("bodies-0", "schedules-0", "declared-schedules", "adopt", "due", "episodes", "horizon"),
 }
 """Threads that a worker process has."""
 STEPS = {"a start on the event loop", "a report on the event loop", "a row check on a thread of the store"}

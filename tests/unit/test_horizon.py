@@ -13,6 +13,7 @@ from toc.model.horizon import (
     ENTRY_BYTES,
     FEW,
     LEAST,
+    NO_BOUND,
     STEPS,
     Budget,
     Choice,
@@ -57,22 +58,22 @@ def test_each_step_is_more_than_a_fifth_longer_than_the_one_before() -> None:
     assert all(1.2 * shorter < longer for shorter, longer in pairwise(STEPS))
     assert STEPS[0] == LEAST
     assert STEPS[-1] >= 10 * 366 * DAY
-    assert steps(3600)[-2:] == [3253, 3600]
+    assert steps(3600)[-2:] == [3123, 3600]
     assert steps(10) == [10]
 
 
 @pytest.mark.parametrize(
     ("text", "of_gib", "of_none"),
     [
-        ("60%", 644_245_094, None),
-        (" 100 %", 1 << 30, None),
+        ("60%", 644_245_094, NO_BOUND * 60 // 100),
+        (" 100 %", 1 << 30, NO_BOUND),
         ("512MiB", 512 << 20, 512 << 20),
         ("4GiB", 1 << 30, 4 << 30),
         ("1TiB", 1 << 30, 1 << 40),
         ("7KiB", 7 << 10, 7 << 10),
     ],
 )
-def test_a_budget_is_a_share_of_what_there_is_or_bytes(text: str, of_gib: int, of_none: int | None) -> None:
+def test_a_budget_is_a_share_of_what_there_is_or_bytes(text: str, of_gib: int, of_none: int) -> None:
     budget = Budget.of(text)
     assert budget is not None
     assert (budget.on(1 << 30), budget.on(0)) == (of_gib, of_none)
@@ -125,23 +126,23 @@ def test_if_nothing_fits_the_horizon_is_the_shortest() -> None:
     assert (choice.seconds, choice.remove) == (LEAST, True)
 
 
-def test_a_burst_that_the_horizon_is_about_to_reach_makes_it_shorter_before_anything_is_read() -> None:
-    at = NOW + 3600_000
-    burst = [Span(at, at + MINUTE, DAY * 1000, 50_000)]
+@pytest.mark.parametrize("length", [MINUTE, FAR.length])
+def test_a_burst_that_the_horizon_is_about_to_reach_makes_it_shorter_before_it_is_read(length: int) -> None:
+    at = NOW + 3_600_000
+    burst = [Span(at, at + length, DAY * 1000, 150_000)]
     before = chosen(node(100, 10_000, 50), due=burst, present=3500)
     assert before is None, "it is not reached yet"
-    choice = chosen(node(100, 10_000, 50), due=burst, present=3599)
+    choice = chosen(node(100, 10_000, 50), due=burst, present=3600)
     assert choice is not None
     assert not choice.remove
-    assert 0.75 * 3599 < choice.seconds < 3585
+    assert 0.75 * 3600 < choice.seconds < 3600
 
 
-def test_it_grows_when_everything_up_to_there_fits_with_a_minute_to_spare() -> None:
-    due, fits = even(10), 9000
+def test_it_grows_when_everything_up_to_there_fits_with_a_tenth_to_spare() -> None:
+    due, fits = even(10), 9000 - 100
     choice = chosen(node(700, 10_000, 600), due=due, present=60)
     assert choice is not None
-    assert pending(due, NOW, choice.seconds, more=1) <= fits
-    assert choice.seconds == max(s for s in STEPS if 10 * (s + 15) // 600 * 600 + 1200 <= fits)
+    assert choice.seconds == max(s for s in STEPS if 10 * (s + 5) <= fits)
     assert chosen(node(700, 10_000, 600), due=due, present=60, may_grow=False) is None
 
 
@@ -171,8 +172,14 @@ def test_it_does_not_grow_by_counts_that_know_little_of_what_the_index_holds() -
 
 def test_a_topic_counts_up_to_its_own_horizon() -> None:
     short, long = even(10, own=60), even(1)
-    assert pending(short, NOW, 3000) == pending(short, NOW, 60)
+    assert pending(short, NOW, 3000) == pending(short, NOW, 60) == 650
     assert pending([*short, *long], NOW, 600) == pending(short, NOW, 60) + pending(long, NOW, 600)
+
+
+def test_what_is_over_counts_no_more_and_what_is_left_of_a_span_in_proportion() -> None:
+    assert pending(even(10), NOW + 30_000, 15) == pytest.approx(200)
+    assert pending(even(10), NOW + 30_000, 75) == pytest.approx(800)
+    assert pending(even(10, seconds=60), NOW + 60_000, 75) == 0
 
 
 def test_spans_are_what_all_tables_count_up_to_beyond_the_last_hour() -> None:
@@ -187,5 +194,3 @@ def test_spans_are_what_all_tables_count_up_to_beyond_the_last_hour() -> None:
     others = [span for span in found if span.own == 600_000]
     assert sorted(span.due for span in others) == [5, 6]
     assert all(a.end <= b.begin for a, b in pairwise(of_one))
-    over = pending(found, NOW + 30 * MINUTE, 0)
-    assert over == 12, "what is over counts no more"

@@ -141,6 +141,7 @@ USES: dict[str, Callable[[queues.Queues], object]] = {
     "expired": lambda q: q.expired([messages.ExpiredRequest(SLOT, 30)]),
     "held": lambda q: q.expired([messages.ExpiredRequest(SLOT, 30, (1, 2))]),
     "peek": lambda q: q.peek([SLOT]),
+    "trim": lambda q: q.trim([SLOT], 1),
     "claim": lambda q: q.claim([SLOT], "worker"),
     "own": lambda q: q.own("identity", "name"),
     "permits": lambda q: q.permits({"shop": messages.PermitRequest("worker", 1, 2, 3, 4, 5.0, 6.0, 7)}),

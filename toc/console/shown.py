@@ -84,8 +84,8 @@ _STATES = {"status", "state", "outcome", "level", "delivery"}
 _IDS = {"job_id", "last_job_id", "worst_job_id", "biz_id", "biz_type"}
 _DURATIONS = {
     "overdue", "seconds", "backoff_base", "backoff_cap", "prepare_timeout", "max_runtime", "horizon",
-    "retention", "expires_in", "every", "window", "jitter", "timeout", "worst_seconds", "lateness_p50",
-    "lateness_p99",
+    "horizon_in_force", "retention", "expires_in", "every", "window", "jitter", "timeout", "worst_seconds",
+    "lateness_p50", "lateness_p99",
 }  # fmt: skip
 _NAME = re.compile(r"\{(\w+)\}")
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}(Z|[+-]\d\d:\d\d)")

@@ -139,11 +139,11 @@ def _examine(node: RedisNode, queues: Queues) -> tuple[dict[str, str], list[Find
     )
     if isinstance(info, Refusal):
         return {}, [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
-    facts = _facts(info)
+    facts = facts_of(info)
     wrong = [
         *_server(facts),
         *_persistence(facts, save),
-        *_cluster(facts, {} if isinstance(cluster, Refusal) else _facts(cluster), coverage, kind),
+        *_cluster(facts, {} if isinstance(cluster, Refusal) else facts_of(cluster), coverage, kind),
     ]
     if isinstance(published, Refusal) and published.code == "NOPERM":
         what = "its ACL refuses PUBLISH, which a script does not report: no worker hears of an earlier task"
@@ -154,7 +154,8 @@ def _examine(node: RedisNode, queues: Queues) -> tuple[dict[str, str], list[Find
 _Wrong = Iterator[tuple[Level, str, str]]
 
 
-def _facts(info: bytes) -> dict[str, str]:
+def facts_of(info: bytes) -> dict[str, str]:
+    """Return the fields of an INFO."""
     lines = (line.partition(":") for line in info.decode(errors="replace").splitlines())
     return {name: value.strip() for name, colon, value in lines if colon}
 

@@ -62,6 +62,7 @@ _REDRIVE = Script("redrive", "store", "dead", "prepare", wakes=True)
 _EXPIRED = Script("expired", "prepare")
 _HELD = Script("held", "prepare")
 _PEEK = Script("peek", "store", "prepare", "dead")
+_TRIM = Script("trim", "store")
 _CLAIM = Script("claim", "claims")
 _REACH = Script("reach", "generation", "claims", "store", "prepare", "dead")
 _OWN = Script("own")
@@ -238,6 +239,18 @@ class Queues:
         """Remove ids of tasks that have ended from the StoreQueues. Returns how many were there."""
         return self._calls.remove(entries, _STORE_QUEUE)
 
+    def trim(self, slots: Iterable[Slot], after_ms: int) -> int:
+        """Remove what is due after an instant from the StoreQueues, farthest first; never what is due within
+        30 s. Returns how many were there. Servers that do not answer keep theirs."""
+        left, removed = list(slots), 0
+        while left:
+            calls = {slot: _TRIM.of(self.keys(slot), after_ms, MAX_IDS) for slot in left}
+            found = self._calls.one_each(calls, int)
+            counts = {slot: n for slot, n in found.items() if not isinstance(n, IndexUnavailable)}
+            removed += sum(counts.values())
+            left = [slot for slot, count in counts.items() if count == MAX_IDS]
+        return removed
+
     def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> BySlot[int]:
         """Remove ids from the DeadQueues for good. Returns how many were there."""
         return self._calls.remove(entries, _DEAD_QUEUE)
@@ -281,6 +294,14 @@ class Queues:
     def peek(self, slots: Iterable[Slot]) -> BySlot[Peek]:
         """Return when each slot is next due, how many entries it has, and how many are due."""
         return self._calls.together(_PEEK, slots, lambda call: Peek.each_of(call.result))
+
+    def standing(self, slots: Iterable[Slot], after_ms: int, until_ms: int) -> int:
+        """Return how many entries of the StoreQueues are due after an instant and until another, on servers
+        that answer."""
+        read = command("ZCOUNT", _STORE_QUEUE)
+        calls = {slot: read(self.keys(slot), f"({after_ms}", until_ms) for slot in slots}
+        counts = self._calls.one_each(calls, int).values()
+        return sum(count for count in counts if not isinstance(count, IndexUnavailable))
 
     def held(self, ids: Mapping[Slot, Sequence[int]]) -> BySlot[dict[int, float]]:
         """Return those of the ids that are in the PrepareQueues, each with its score."""

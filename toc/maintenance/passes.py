@@ -27,6 +27,10 @@ AHEAD = 1.2
 """How far ahead SOON reads, in its periods: a later round reads the rest in time."""
 NEAR_MS = 60_000
 """Tasks due within this time (a minute) are restored first."""
+OVERLAP_MS = 1000
+"""How much of what EDGE has read it reads again: programs whose clocks are behind commit there still."""
+NOTICED_MS = 5000
+"""How long before a sweep notices a shorter horizon what lies beyond it may have been removed."""
 
 ROWS_PER_STEP = 200
 """Rows that one step reads, about: one or two milliseconds of this process's time."""
@@ -101,7 +105,8 @@ def _dead(now: int, _horizon: Horizon, _took: float) -> tuple[int, int]:
 SOON = Pass(_soon, 1.0, 3, slice_rows=SOON_ROWS)
 OVERDUE = Pass(_overdue, 5.0, 9, slices=4, spread=False)
 DEAD = Pass(_dead, 60.0, 99, CRAWL_ROWS, CRAWL_ROWS, MAX_SLICES, status=TaskStatus.DEAD)
-WINDOW = Pass(_all_ahead, 300.0, 99, CRAWL_ROWS, CRAWL_ROWS, MAX_SLICES)
+EDGE = Pass(_all_ahead, 10.0, 99, CRAWL_ROWS, CRAWL_ROWS)
+FULL = Pass(_all_ahead, 1800.0, 99, CRAWL_ROWS, CRAWL_ROWS, MAX_SLICES)
 LOST = (
     Pass(_near, 0.0, 1, REFILL_ROWS),
     Pass(_far, 0.0, 4, REFILL_ROWS),
@@ -121,8 +126,8 @@ class Stepped(NamedTuple):
 class Round:
     """A round of a pass: the tables that it has yet to ask, and the pages left of others.
 
-    ``at`` is when its next step is due (monotonic). Its window is reckoned from ``now_ms``, or else from the
-    time of each step. ``where`` is one more SQL condition.
+    ``at`` is when its next step is due, ``began`` when it began (monotonic). Its window is reckoned from
+    ``now_ms``, or else from the time of each step. ``where`` is one more SQL condition.
     """
 
     def __init__(
@@ -136,10 +141,10 @@ class Round:
     ) -> None:
         self.plan = plan
         self.at = at
+        self.began = at
         self._sweep = sweep
         self._now_ms = now_ms
         self._where = where
-        self._began = at
         self._took = 0.0
         """Seconds that the previous round took, rests included."""
         self._rows = 0
@@ -158,7 +163,7 @@ class Round:
 
     def start(self, began: float, tables: Iterable[int]) -> None:
         """Begin a round over these tables."""
-        self._took, self._began = began - self._began, began
+        self._took, self.began = began - self.began, began
         slices = max(min(ceil(self._rows / self.plan.slice_rows), MAX_SLICES), self.plan.slices)
         self._rows = 0
         self._tables = deque(tables)
@@ -172,8 +177,7 @@ class Round:
     def step(self) -> Stepped:
         """Read and index the next rows. Tables that do not answer are left out of the round."""
         sweep, plan = self._sweep, self.plan
-        now = sweep.clock.now_ms() if self._now_ms is None else self._now_ms
-        from_ms, to_ms = plan.window(now, sweep.horizon_ms, self._took)
+        from_ms, to_ms = self._range(sweep.clock.now_ms() if self._now_ms is None else self._now_ms)
         start = Position(from_ms)
         some = [self._tables.popleft() for _ in range(min(self._slice, len(self._tables)))]
         # Of those that are read again, the former turn is not over.
@@ -202,13 +206,49 @@ class Round:
         counts = sweep.restore_dead(rows) if plan.status is TaskStatus.DEAD else sweep.add(rows)
         return Stepped(counts, [*quiet, *pages], scanned.failed)
 
+    def _range(self, now_ms: int) -> tuple[int, int]:
+        return self.plan.window(now_ms, self._sweep.horizon_ms, self._took)
+
     def rest(self, stepped: float, factor: int) -> None:
         """Plan the next step, after one that began then. Further pages come after a rest, the next tables at
         their time, the next round after its period."""
         now, until = self._sweep.clock.monotonic(), stepped
         if not self._more and (self.plan.spread or not self._tables):
-            until = self._began + self.plan.every * (1 - len(self._tables) / max(1, self._all))
+            until = self.began + self.plan.every * (1 - len(self._tables) / max(1, self._all))
         self.at = max(until, now + factor * (now - stepped))
+
+
+class Edge(Round):
+    """A round of EDGE: what the horizon has reached since the one before.
+
+    A shorter horizon applies at once, and what lies beyond it may have been removed. A longer one waits for a
+    round: a submitter may not know it yet and leave to this pass what it stores beyond the shorter one.
+    """
+
+    def __init__(self, sweep: Sweep, at: float) -> None:
+        super().__init__(EDGE, sweep, at)
+        self._horizon = self._known = 0
+        """The horizon (ms) as the last round began, and until when (ms) it was not shorter."""
+        self._from = self._to = 0
+        """From where (ms) this round reads, and up to where; 0 before the first."""
+
+    def start(self, began: float, tables: Iterable[int]) -> None:
+        """Begin a round. The first one has next to nothing to read."""
+        now, horizon = self._sweep.clock.now_ms(), self._sweep.horizon_ms()
+        if not self._to:
+            self._horizon, self._to = horizon, now + horizon
+        elif horizon < self._horizon:
+            self._to = min(self._to, self._known - NOTICED_MS + horizon)
+        reached = now + min(self._horizon, horizon)
+        self._from, self._to, self._horizon = min(self._to, reached) - OVERLAP_MS, reached, horizon
+        super().start(began, tables)
+
+    def _range(self, now_ms: int) -> tuple[int, int]:
+        horizon = self._sweep.horizon_ms()
+        if horizon >= self._horizon:
+            self._known = now_ms
+        self._to = min(self._to, now_ms + horizon)
+        return self._from, self._to
 
 
 def restore_rounds(sweep: Sweep, tables: Sequence[int], *, where: str = "") -> deque[Round]:

@@ -5,8 +5,9 @@ Each table is swept by one worker, over all topics at once:
     SOON        each second        rows due from a moment ago to a moment ahead
     LOST        when the index has lost data: everything at once, what is due soonest first
     OVERDUE     every 5 s          everything due before that
+    EDGE        every 10 s         what the horizon has reached since
     DEAD        every minute       rows of status 4 get their DeadQueue entry back
-    WINDOW      every 5 minutes    all rows up to the horizon
+    FULL        every half hour    all rows up to the horizon, and of tables that are new here
 
 Two workers that sweep one table do no harm.
 
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from math import inf
 
-from toc.maintenance.passes import DEAD, OVERDUE, SOON, WINDOW, Round, Stepped, restore_rounds
+from toc.maintenance.passes import DEAD, FULL, OVERDUE, SOON, Edge, Round, Stepped, restore_rounds
 from toc.maintenance.sweep import COMPLAIN_SECONDS, Sweep, SweepCounts
 from toc.model.clock import RateLimit
 from toc.observe.log import get_logger
@@ -32,6 +33,10 @@ log = get_logger(__name__)
 REST_BUSY = 9
 """The rest of the pass over rows due soon under back-pressure. Otherwise it would read the whole
 backlog again and again, on the cores that should start the tasks."""
+REST_BEHIND = 19
+"""The rest of the pass over what the horizon reaches, once a round takes longer than its period."""
+UNREAD_SECONDS = 300.0
+"""How soon the pass over all rows begins again if it, or the horizon, has left tables out."""
 RETRY_SECONDS = 1.0
 
 
@@ -66,7 +71,11 @@ class Sweeper:
         now = self._clock.monotonic()
         self._soon = Round(SOON, sweep, now)
         self._overdue = Round(OVERDUE, sweep, now)
-        self._slow = [Round(DEAD, sweep, now), Round(WINDOW, sweep, now)]
+        self._edge = Edge(sweep, now)
+        self._full = Round(FULL, sweep, now)
+        self._slow = [self._edge, Round(DEAD, sweep, now), self._full]
+        self._unread = False
+        """Whether some table has yet to be read to the horizon."""
         self._refill: _Refill | None = None
         self._refill_wanted = -inf
         self._refilled = -inf
@@ -76,6 +85,7 @@ class Sweeper:
     def add(self, tables: Iterable[int]) -> None:
         """Sweep these tables from now on."""
         self._tables |= frozenset(tables)
+        self._unread = True
         if self._refill is not None:  # it is without them
             self._refill_wanted = self._clock.monotonic()
         self._wake()
@@ -139,6 +149,8 @@ class Sweeper:
     def _step(self, each: Round, now: float) -> Trouble | None:
         """Take a step. Returns the error if the whole server has failed."""
         if not each.left:
+            if each is self._full:
+                self._unread = False
             tables = sorted(self._tables)
             if (
                 each is next(iter(self._rounds())) and tables
@@ -146,12 +158,21 @@ class Sweeper:
                 self._follow_switchover(tables[0])
             each.start(now, tables)
         stepped = each.step()
-        busy = each is self._soon and self._backlogged()
-        each.rest(now, REST_BUSY if busy else each.plan.rest)
+        if each is self._edge and stepped.failed:
+            self._unread = True
+        each.rest(now, self._rest(each, now))
+        if self._unread and not self._full.left:
+            self._full.at = min(self._full.at, self._full.began + UNREAD_SECONDS)
         if self._refill is not None and each is self._refill.rounds[0]:
             self._refilled_some(self._refill, stepped, now)
         # Tables that do not answer are left out of the round.
         return next((error for error in stepped.failed.values() if not isinstance(error, OF_TABLES)), None)
+
+    def _rest(self, each: Round, now: float) -> int:
+        if each is self._soon and self._backlogged():
+            return REST_BUSY
+        behind = each is self._edge and now - each.began > each.plan.every
+        return REST_BEHIND if behind else each.plan.rest
 
     # --- after a loss
 

@@ -15,20 +15,22 @@ from typing import NamedTuple, Self
 from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, total
 from toc.model.what_if import spread
 
-LEAST = 30
-"""The shortest horizon, in seconds: what is due so soon is indexed whatever it takes."""
+LEAST = 45
+"""The shortest horizon, in seconds. With it, what is due within half a minute is always indexed."""
 STEPS = [round(LEAST * 1.25**number) for number in range(74)]
 """In seconds, up to ten years."""
 ENTRY_BYTES = 140
 """What an entry takes, at most. If it takes less, the horizon comes to its right value in more steps."""
 AIM = 0.9
 """The part of the budget that is left full when entries are removed, and that a longer horizon may fill."""
-LEAD_MS = 15_000
+LEAD_MS = 5000
 """What the horizon reaches within this time counts as reached: until then everybody knows a shorter one."""
 KNOWN = 1.25
 """The counts are too old to grow by if the index holds so many times what they know of."""
 FEW = 1000
 """Entries that may be unknown to the counts in any case."""
+NO_BOUND = 1 << 60
+"""The bytes of a node without a bound."""
 
 _BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _FORM = re.compile(r"([0-9]{1,15})\s*(%|[KMGT]iB)")
@@ -36,9 +38,9 @@ BUDGET_FORM = "a percentage of maxmemory such as 60%, or bytes such as 4GiB"
 
 
 class Budget(NamedTuple):
-    """How much of its memory each Redis node may use: a share of its maxmemory, or ``bytes`` if not 0."""
+    """How much of its memory each Redis node may use: a percentage of its maxmemory, or bytes if not 0."""
 
-    share: float
+    percent: int
     bytes: int = 0
 
     @classmethod
@@ -47,12 +49,13 @@ class Budget(NamedTuple):
         if not (found := _FORM.fullmatch(text.strip())) or not (number := int(found[1])):
             return None
         if found[2] != "%":
-            return cls(1.0, number * _BYTES[found[2]])
-        return cls(number / 100) if number <= 100 else None
+            return cls(100, number * _BYTES[found[2]])
+        return cls(number) if number <= 100 else None
 
-    def on(self, maxmemory: int) -> int | None:
-        """Return the bytes on a node with this maxmemory (0: it has none), or None for no bound."""
-        return int(self.share * min(maxmemory or self.bytes, self.bytes or maxmemory)) or None
+    def on(self, maxmemory: int) -> int:
+        """Return the bytes on a node with this maxmemory (0: it has none): at most all that it has."""
+        most = maxmemory or NO_BOUND
+        return min(most, self.bytes or most) * self.percent // 100
 
 
 class Node(NamedTuple):
@@ -102,18 +105,18 @@ def spans(counts: Mapping[str, Sequence[Counted]], own: Mapping[int, int], now_m
     return found
 
 
-def pending(spans: Iterable[Span], now_ms: int, seconds: float, *, more: int = 0) -> int:
-    """Return how many tasks come due within a horizon and so many lengths of a span ``more``.
+def pending(spans: Iterable[Span], now_ms: int, seconds: float) -> float:
+    """Return how many tasks come due within a horizon.
 
-    A span counts as a whole as soon as it is reached: all of it may be due at its first instant.
+    Those of a span are taken to come evenly within its first minute: of an hour, all may be due at once.
     """
-    reached = now_ms + LEAD_MS + seconds * 1000
-    return sum(
-        span.due
-        for span in spans
-        if span.end > now_ms
-        and span.begin - more * (span.end - span.begin) <= min(reached, now_ms + LEAD_MS + span.own)
-    )
+    found, until = 0.0, now_ms + LEAD_MS + seconds * 1000
+    for begin, end, own, due in spans:
+        since = max(begin, now_ms)
+        left, reached = end - since, min(until, now_ms + LEAD_MS + own) - since
+        if left > 0 and reached > 0:
+            found += due * left / (end - begin) * min(reached / min(left, NEAR.length), 1.0)
+    return found
 
 
 def steps(most: int) -> list[int]:
@@ -165,8 +168,5 @@ def choose(
         fitting = reach(lambda seconds: pending(spans, now_ms, seconds), fits, most)
         return Choice(min(fitting, present), f"what is due within {present} s does not fit; {what}")
     known = KNOWN * pending(spans, now_ms, most) + FEW >= sum(node.ahead for node in nodes)
-    if may_grow and known:
-        # With one span more, so that it need not shrink when the next one is reached.
-        grown = reach(lambda seconds: pending(spans, now_ms, seconds, more=1), room(nodes, AIM), most)
-        return Choice(grown, what) if grown > present else None
-    return None
+    longer = reach(lambda seconds: pending(spans, now_ms, seconds), room(nodes, AIM), most)
+    return Choice(longer, what) if may_grow and known and longer > present else None

@@ -302,6 +302,11 @@ RESUMED = _highest(
     "topic",
 )
 PULLED = _highest("toc_topic_pulled", "1 while the tasks of the topic are pulled.", "topic")
+HORIZON = _highest(
+    "toc_horizon_seconds",
+    "How far ahead tasks of the topic are in Redis: its own horizon, or less where memory bounds it.",
+    "topic",
+)
 PAUSED = _highest("toc_topic_paused", "1 while the topic is paused.", "topic")
 UNSEEN = _gauge("toc_unseen_slots", "Slots of this daemon that could not be read from Redis.")
 REDIS_UP = _gauge("toc_redis_up", "1 if this Redis node answers the daemon.", "server")

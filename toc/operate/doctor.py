@@ -29,6 +29,7 @@ from toc.model.errors import (
     TocError,
 )
 from toc.model.finding import Finding, Level
+from toc.model.horizon import LEAST
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import redact
 from toc.operate import schedules, targets
@@ -107,7 +108,7 @@ def examine(
     else:
         topics_read = True
         lines += _none_yet(topics)
-        lines += _lines("redis", _owner(center)) if indexed else []
+        lines += [*_lines("redis", _owner(center)), *_bounded(center, topics)] if indexed else []
     slots = [slot for topic in topics for slot in topic.slots()]
     peeks: BySlot[Peek] = {}
     with suppress(TocError):  # the server fails: reported elsewhere
@@ -410,6 +411,19 @@ def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) 
         if dead[topic.name]:
             what = f"{dead[topic.name]} dead tasks"
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
+
+
+def _bounded(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
+    """Whether memory bounds the horizon of topics."""
+    with suppress(TocError):  # the server fails: reported elsewhere
+        bound = center.store.identity.horizon()
+        shorter = sum(0 < bound.seconds < topic.horizon for topic in topics)
+        what = f"since {_when(bound.since)} the horizon of {shorter} topics is {bound.seconds} s: {bound.why}"
+        do = "give Redis more memory, add nodes, or raise TOC_REDIS_BUDGET"
+        if shorter and bound.seconds <= LEAST:
+            yield Line(Level.WARN, "redis", "-", f"{what}; it cannot be shorter", do)
+        elif shorter:
+            yield Line(Level.NOTE, "redis", "-", what, f"nothing is late by that; for a longer one, {do}")
 
 
 def _widely_spread(topics: list[Topic], spread: Spread) -> Iterator[Line]:

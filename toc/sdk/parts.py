@@ -139,14 +139,15 @@ class Parts:
 
     @property
     def catalog(self) -> TopicCatalog:
-        """This process's view of the topics. Raises ConfigError when no database is configured."""
+        """This process's view of the topics, with the horizons in force. Raises ConfigError when no
+        database is configured."""
         _check_running()
         if self.stands_in is not None:
             return self.stands_in.catalog
         if (catalog := self._catalog) is None:
             with self._lock:
                 if (catalog := self._catalog) is None:
-                    catalog = self._catalog = TopicCatalog(self.store.topics.list, self.clock)
+                    catalog = self._catalog = TopicCatalog(self.store.topics.in_force, self.clock)
         return catalog
 
     def close(self) -> None:

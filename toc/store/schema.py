@@ -434,7 +434,9 @@ def identity_table(metadata: MetaData) -> Table:
     """Declare the table of the task table's identity, in the first database: one row, number 1.
 
     ``lease_secret``, in hexadecimal digits, seals the leases of consumers. ``indexed``: whether Redis
-    holds an index of the tasks.
+    holds an index of the tasks. ``horizon`` (s) is how far ahead it reaches at most, 0 for no bound;
+    ``horizon_why`` and ``horizon_since`` (ms) tell of it, ``horizon_looked`` (ms) when somebody last looked
+    whether it still fits.
     """
     return _table(
         metadata,
@@ -444,6 +446,10 @@ def identity_table(metadata: MetaData) -> Table:
         Column("lease_secret", String(64), nullable=False),
         Column("indexed", _TINY, nullable=False, server_default=text("1")),
         Column("gmt_create", _INSTANT, nullable=False),
+        Column("horizon", _U32, nullable=False, server_default=text("0")),
+        Column("horizon_why", String(255), nullable=False, server_default=text("''")),
+        Column("horizon_since", _U64, nullable=False, server_default=text("0")),
+        Column("horizon_looked", _U64, nullable=False, server_default=text("0")),
     )
 
 

@@ -111,8 +111,9 @@ class Store(Batches):
         self.due_counts = DueCounts(shards)
         self.pulls = Pulls(shards, self._stamp)
         first, metadata = shards.topic_server, shards.first_metadata
-        self.topics = TopicTable(first, topic_table(metadata), retired_table(metadata), clock)
-        self.identity = IdentityTable(first, identity_table(metadata), clock, indexed=indexed)
+        topics, retired, identity = topic_table(metadata), retired_table(metadata), identity_table(metadata)
+        self.topics = TopicTable(first, topics, retired, identity, clock)
+        self.identity = IdentityTable(first, identity, clock, indexed=indexed)
         self.templates = TemplateTable(first, template_table(metadata), clock)
         self.tokens = TokenTable(first, token_table(metadata), clock)
         self.targets = TargetTable(first, target_table(metadata), SecretBox(secret_keys), clock)

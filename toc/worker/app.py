@@ -117,7 +117,7 @@ def check_drift(center: TimeoutCenter) -> None:
 
     Raises TopicDrift if the settings refuse that.
     """
-    found = drift(center.topics.values(), center.catalog.known())
+    found = drift(center.topics.values(), {topic.name: topic for topic in center.store.topics.list()})
     for name, how in found.items():
         log.warning("topic_drift", topic=name, differs=how)
     if found and center.settings.topic_drift == "refuse":

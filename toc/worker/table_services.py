@@ -1,4 +1,5 @@
-"""What a worker process does for its tables: sweep, schedules, retention, counts of what comes due."""
+"""What a worker process does for its tables: sweep, schedules, retention, counts of what comes due; for all,
+the horizon."""
 
 from __future__ import annotations
 
@@ -8,11 +9,13 @@ from collections.abc import Collection
 from toc.index.queues import Queues
 from toc.loop import Loop, Wake
 from toc.maintenance.due_walk import DueWalk
+from toc.maintenance.horizon import HorizonKeeper
 from toc.maintenance.retention import Retention
 from toc.maintenance.scheduler import Scheduler
 from toc.maintenance.sweep import Sweep
 from toc.maintenance.sweeper import Sweeper
 from toc.model.errors import TocError
+from toc.model.horizon import Budget
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.worker.take.feedback import Pressure
@@ -25,7 +28,7 @@ DECLARE_AGAIN_SECONDS = 5.0
 
 class TableServices:
     """The loops over tables: per database server one that sweeps and one for schedules; one that purges, one
-    that counts. One more makes the schedules that the application declares."""
+    that counts. One keeps the horizon, one makes the schedules that the application declares."""
 
     def __init__(self, center: TimeoutCenter, queues: Queues, pressure: Pressure) -> None:
         store, catalog, clock = center.store, center.catalog, center.clock
@@ -50,6 +53,9 @@ class TableServices:
             return self._tables
 
         keep = center.settings.audit_retention
+        budget = Budget.of(center.settings.redis_budget)
+        if queues.present and budget is not None:
+            loops.append(Loop("horizon", HorizonKeeper(store, queues, clock, budget).run_once))
         self.loops = [
             Loop("retention", Retention(store, catalog, clock, mine, audit=keep).run_once),
             Loop("due", DueWalk(store, catalog, clock, mine).run_once),

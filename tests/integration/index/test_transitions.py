@@ -272,6 +272,43 @@ def test_the_dead_are_listed_first_death_first_and_purged(queues: Queues, seed: 
     assert state() == {DEAD: {3: 33.0}}
 
 
+# --- trim ------------------------------------------------------------------------------------------------
+
+
+def test_trim_removes_the_farthest_of_what_is_scheduled_and_nothing_else(
+    queues: Queues, seed: Seed, state: STATE, now_ms: NOW
+) -> None:
+    now = now_ms()
+    taken, dead = {5: held(now // 1000, 3, 7)}, {6: now + 9e6}
+    near = {1: 10.0, 2: now + 60_000.0, 3: now + 60_000.5}
+    seed(SLOT, store=near | {BIG: now + 60_001.0, BIG - 1: FAR}, prepare=taken, dead=dead)
+    seed(OTHER, store={7: FAR})
+    assert queues.standing([SLOT, OTHER], now, now + 60_000) == 1
+    assert queues.standing([SLOT, OTHER], now, int(FAR)) == 5
+    assert queues.trim([SLOT, OTHER], now + 60_000) == 4, (
+        "also the one whose tries were used up, half a ms later"
+    )
+    del near[3]
+    assert state() == {STORE: near, PREPARE: taken, DEAD: dead}
+    assert queues.trim([SLOT, OTHER], now + 60_000) == 0
+
+
+def test_trim_leaves_what_is_due_or_due_within_30_seconds_whatever_it_is_asked(
+    queues: Queues, seed: Seed, state: STATE, now_ms: NOW
+) -> None:
+    now = now_ms()
+    near = {1: 10.0, 2: now + 29_000.0}
+    seed(SLOT, store=near | {3: now + 120_000.0})
+    assert queues.trim([SLOT], 0) == 1
+    assert state() == {STORE: near}
+
+
+def test_trim_goes_through_thousands_in_batches(queues: Queues, state: STATE) -> None:
+    assert queues.add({SLOT: [(n, FAR + n) for n in range(1, 2_346)]}) == {SLOT: 2_345}
+    assert queues.trim([SLOT], int(FAR) + 45) == 2_300
+    assert state() == {STORE: {n: FAR + n for n in range(1, 46)}}
+
+
 # --- expired, peek ---------------------------------------------------------------------------------------
 
 

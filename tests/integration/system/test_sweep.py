@@ -18,10 +18,12 @@ from toc.maintenance.passes import CRAWL_ROWS, ROWS_PER_STEP, SOON
 from toc.maintenance.sweep import Sweep, SweepCounts
 from toc.maintenance.sweeper import Sweeper
 from toc.model.clock import Clock
+from toc.model.errors import SchemaBehind
 from toc.model.task import TaskRow, TaskStatus
-from toc.model.topic import Delivery
+from toc.model.topic import Delivery, Slot
 from toc.observe.metrics import ROWS_WITHOUT_TOPIC, SWEEP_ADDED
 from toc.sdk.submission import RowMaker
+from toc.store.records.identity import Horizon
 from toc.store.tasks.pulls import HandOut
 
 
@@ -88,6 +90,19 @@ class Bench:
             self.steps.append((began, self.clock.ahead))
         self.clock.ahead += min(pause, most)
         return pause
+
+    def bound(self, seconds: int) -> None:
+        """Give the index this horizon."""
+        self.center.store.identity.set_horizon(Horizon(seconds, "a test", 0))
+        self.center.catalog.refresh()
+
+    def slots(self) -> list[Slot]:
+        return [slot for topic in self.center.catalog.known().values() for slot in topic.slots()]
+
+    def reached(self, job_ids: list[int]) -> set[int]:
+        """Those that the horizon has reached."""
+        until = self.clock.now_ms() + self.sweep.horizon_ms()
+        return {row.job_id for row in self.center.store.read(job_ids).values() if row.next_time <= until}
 
     def settled(self) -> None:
         """The passes over tables that are new here have ended."""
@@ -210,7 +225,7 @@ def test_tables_that_are_new_here_are_swept_to_the_horizon_at_once_and_no_furthe
 
 
 def test_what_comes_inside_a_short_horizon_is_indexed_in_time(bench: Bench) -> None:
-    """The window pass may come late for it; the look at what is due soon does not."""
+    """The pass over all rows may come late for it; the look at what is due soon does not."""
     bench.center.store.topics.alter("test.sync", horizon=60)
     bench.center.catalog.refresh()
     bench.settled()
@@ -221,21 +236,66 @@ def test_what_comes_inside_a_short_horizon_is_indexed_in_time(bench: Bench) -> N
     assert bench.indexed(job_ids) == set(job_ids)
 
 
-def test_the_whole_window_is_passed_every_five_minutes(bench: Bench) -> None:
+def test_what_was_committed_late_is_found_every_half_hour(bench: Bench) -> None:
     bench.settled()
-    job_ids = bench.store(*(NewTask("test.sync", n, delay=3600) for n in range(500)))
-    bench.run(100)
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=36_000) for n in range(500)))
+    bench.run(600)
     part = len(bench.indexed(job_ids))
     assert 0 < part < 500, "spread over its period"
-    bench.run(500)
+    bench.run(3000)
     assert bench.indexed(job_ids) == set(job_ids)
 
 
-def test_the_pass_over_the_window_leaves_live_tasks_alone(bench: Bench) -> None:
-    """It reads few rows at once, rests much longer than it works, and comes to its end nevertheless."""
+def test_what_the_horizon_reaches_is_read_once_and_indexed_within_seconds(bench: Bench) -> None:
+    bench.bound(600)
+    bench.settled()
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=600 + n / 10) for n in range(1200)))
+    bench.added.clear()
+    for _ in range(5):
+        bench.run(20)
+        reached = bench.reached(job_ids)
+        missing = reached - bench.indexed(job_ids)
+        assert len(missing) <= 130, "what was reached in the last 12 seconds, and a little"
+    assert 900 < len(reached) < 1100
+    assert sum(bench.added) < 1.3 * len(job_ids)
+
+
+def test_a_longer_horizon_is_read_once_and_a_shorter_one_again_from_there(bench: Bench) -> None:
+    bench.bound(600)
+    bench.settled()
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=620 + n) for n in range(500)))
+    bench.added.clear()
+    bench.bound(1200)
+    bench.run(30)
+    assert bench.indexed(job_ids) == set(job_ids)
+    assert sum(bench.added) == len(job_ids)
+    bench.bound(800)
+    bench.run(15)
+    assert bench.center.queues.trim(bench.slots(), bench.clock.now_ms() + 800_000) > 250
+    bench.added.clear()
+    bench.bound(1200)
+    bench.run(30)
+    assert bench.indexed(job_ids) == set(job_ids)
+    assert 250 < sum(bench.added) < 350
+
+
+def test_a_longer_horizon_waits_until_submitters_know_it(bench: Bench) -> None:
+    """One that does not leaves to the sweep what it stores beyond the shorter one."""
+    bench.bound(600)
+    bench.settled()
+    bench.bound(1200)
+    bench.run(5)
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=900) for n in range(50)))
+    bench.run(20)
+    assert bench.indexed(job_ids) == set(job_ids)
+
+
+def test_the_passes_ahead_leave_live_tasks_alone(bench: Bench) -> None:
+    """They read few rows at once, rest much longer than they work, and come to their end nevertheless."""
+    bench.bound(600)
     bench.settled()
     assert isinstance(bench.clock, FastClock)
-    job_ids = bench.store(*(NewTask("test.sync", 7, delay=3600) for _ in range(1000)))
+    job_ids = bench.store(*(NewTask("test.sync", 7, delay=605) for _ in range(1000)))
     bench.steps.clear()
     while sum(bench.added) < len(job_ids):
         bench.run(0.1)
@@ -243,7 +303,26 @@ def test_the_pass_over_the_window_leaves_live_tasks_alone(bench: Bench) -> None:
     assert max(bench.added) <= CRAWL_ROWS
     assert len(bench.steps) >= len(job_ids) / CRAWL_ROWS
     rests = [(later[0] - ended) / (ended - began) for (began, ended), later in pairwise(bench.steps)]
-    assert min(rests) > 30  # not 99, as the clock of this test goes on with each look at it
+    assert min(rests) > 30 / 5  # not 19, as the clock of this test goes on with each look at it
+
+
+def test_tables_that_did_not_answer_when_the_horizon_reached_their_rows_are_read_again(bench: Bench) -> None:
+    bench.bound(600)
+    bench.settled()
+    job_ids = bench.store(*(NewTask("test.sync", n, delay=605) for n in range(100)))
+    scan, broken = bench.sweep.scans.scan, SchemaBehind("a table is missing")
+    tables = range(bench.center.settings.tables)
+
+    def fails(quiet: Any, busy: Any, from_ms: int, *more: Any, **others: Any) -> Any:
+        return scan((), {}, from_ms, *more, **others)._replace(failed=dict.fromkeys([*quiet, *busy], broken))
+
+    bench.sweep.scans.scan = fails  # type: ignore[method-assign]
+    bench.run(30)
+    bench.sweep.scans.scan = scan  # type: ignore[method-assign]
+    assert bench.indexed(job_ids) == set()
+    assert len(tables) > 1
+    bench.run(400)
+    assert bench.indexed(job_ids) == set(job_ids)
 
 
 def test_pulled_tasks_whose_time_is_over_end_though_nobody_pulls(bench: Bench) -> None:

@@ -16,7 +16,8 @@ COLUMNS = columns(
 POLICIES = columns(
     "delivery, topic_type: Type, paused, slot_amount: Slots, retries: Tries, biz_type: biz_type, closed, "
     "backoff, backoff_base: First wait, backoff_cap: Longest wait, prepare_timeout, max_runtime, horizon, "
-    "retention, expires_in, concurrency, target, resume_rate, resumed_at: Resumed, paused_at: Paused since",
+    "horizon_in_force: Horizon in force, horizon_why: Why, retention, expires_in, concurrency, target, "
+    "resume_rate, resumed_at: Resumed, paused_at: Paused since",
     target="/console/targets/{target}",
 )
 

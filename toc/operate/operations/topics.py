@@ -11,6 +11,7 @@ from toc.model.access import Action as Right
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.errors import InvalidInput, TocError
 from toc.model.topic import Backoff, Delivery, Topic, TopicType
+from toc.model.wire import instant
 from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
 from toc.operate.records import topic_record
 
@@ -55,10 +56,19 @@ def list_topics(doing: Doing) -> Record:
 
 @operation("topic.show", "GET /v1/topics/{topic}", Right.READ_TOPICS, "Show a topic", NAME)
 def show_topic(doing: Doing, topic: str) -> Record:
-    """Show a topic with its policies."""
+    """Show a topic with its policies, and the horizon that is in force: its own, or less where memory bounds
+    it."""
     from toc.operate import admin
 
-    return topic_record(admin.get_topic(doing.center.store, topic))
+    store = doing.center.store
+    record, bound = topic_record(admin.get_topic(store, topic)), store.identity.horizon()
+    bounded = 0 < bound.seconds < record["horizon"]
+    return {
+        **record,
+        "horizon_in_force": bound.seconds if bounded else record["horizon"],
+        "horizon_why": bound.why if bounded else None,
+        "horizon_since": instant(bound.since) if bounded else None,
+    }
 
 
 @operation(

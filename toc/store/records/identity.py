@@ -2,19 +2,29 @@
 
 It distinguishes two clusters that use one Redis and one namespace by mistake. A copy of the databases has the
 identity of its original. The same row holds the secret that seals the leases of consumers, and says whether
-there is an index, so that no process's settings alone decide that.
+there is an index, so that no process's settings alone decide that; and how far ahead that reaches at most.
 """
 
 from __future__ import annotations
 
 import secrets
 from contextlib import suppress
+from typing import NamedTuple
 
-from sqlalchemy import Table, insert, select, update
+from sqlalchemy import Table, between, insert, select, update
 
 from toc.model.clock import Clock
 from toc.store.records.table import RecordTable
 from toc.store.servers.server import DatabaseServer, Duplicate
+
+
+class Horizon(NamedTuple):
+    """How far ahead (s) the index reaches at most, 0 for no bound; why, and since when (ms; 0: it never was
+    another)."""
+
+    seconds: int
+    why: str
+    since: int
 
 
 class IdentityTable(RecordTable):
@@ -42,12 +52,35 @@ class IdentityTable(RecordTable):
     def set_indexed(self, indexed: bool) -> None:
         """Say whether they are, from now on."""
         self._read()
-        self._write(update(self._table).where(self._column.number == 1).values(indexed=int(indexed)))
+        self._change(indexed=int(indexed), horizon=0, horizon_why="", horizon_since=0)
+
+    def horizon(self) -> Horizon:
+        """Return how far ahead the index reaches at most."""
+        columns = self._column
+        found = self._rows(select(columns.horizon, columns.horizon_why, columns.horizon_since))
+        return Horizon(*found[0]) if found else Horizon(0, "", 0)
+
+    def set_horizon(self, bound: Horizon) -> None:
+        """Say how far ahead it reaches from now on."""
+        self._change(horizon=bound.seconds, horizon_why=bound.why[:255], horizon_since=bound.since)
+
+    def may_look(self, every_ms: int) -> bool:
+        """Whether the caller is to look at the horizon now: nobody has for so long.
+
+        A time in the future was written before a clock was set back.
+        """
+        now, looked = self._clock.now_ms(), self._column.horizon_looked
+        lately = between(looked, now - every_ms + 1, now + every_ms)
+        change = update(self._table).where(self._column.number == 1, ~lately).values(horizon_looked=now)
+        return self._write(change) == 1
 
     @property
     def place(self) -> str:
         """Return the table's location, for a message."""
         return self._server.name
+
+    def _change(self, **values: int | str) -> None:
+        self._write(update(self._table).where(self._column.number == 1).values(**values))
 
     def _read(self) -> tuple[str, str, bool]:
         """Return identity, secret and whether there is an index; make them if this is the first program that

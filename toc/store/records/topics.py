@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Table, delete, exists, insert, literal, select
@@ -14,7 +15,7 @@ from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTopi
 from toc.model.topic import NAME, Delivery, Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.store.records.table import REPEATS, NamedTable
-from toc.store.servers.server import DatabaseServer, Duplicate
+from toc.store.servers.server import DatabaseServer, Duplicate, Statement
 
 log = get_logger(__name__)
 
@@ -30,9 +31,21 @@ class TopicTable(NamedTable[Topic]):
 
     noun, names_fit, unknown = "topic", NAME, UnknownTopic
 
-    def __init__(self, server: DatabaseServer, table: Table, retired: Table, clock: Clock) -> None:
+    def __init__(
+        self, server: DatabaseServer, table: Table, retired: Table, identity: Table, clock: Clock
+    ) -> None:
         super().__init__(server, table, clock)
         self._retired = retired
+        self._identity = identity
+
+    def in_force(self) -> list[Topic]:
+        """Return all topics as the index has them: with its horizon where that is shorter than their own."""
+        bound, topics = self._server.run([self._horizon, self._select])
+        most = max((int(seconds) for (seconds,) in bound.rows), default=0)
+        return [
+            replace(topic, horizon=min(topic.horizon, most or topic.horizon))
+            for topic, _row in self._understood(topics.rows)
+        ]
 
     def get(self, name: str) -> Topic | None:
         """Return the topic of a name, or None."""
@@ -117,6 +130,10 @@ class TopicTable(NamedTable[Topic]):
     def retired(self) -> dict[int, int]:
         """Return the biz_types of deleted topics, and for how many seconds their finished rows are kept."""
         return dict(self._rows(select(self._retired.c.biz_type, self._retired.c.retention)))
+
+    @cached_property
+    def _horizon(self) -> Statement:
+        return self._compiled(select(self._identity.c.horizon))
 
     def _parse(self, row: Mapping[str, Any]) -> Topic:
         return Topic.of(row)

@@ -32,6 +32,7 @@ from toc.observe.metrics import (
     DEAD,
     DRAINED,
     DUE,
+    HORIZON,
     OVERDUE,
     PAUSED,
     PREPARED,
@@ -205,6 +206,7 @@ class Monitor:
         _put(values, UNSEEN, unseen)
         for topic in topics.values():
             _put(values, PAUSED, float(topic.paused), topic.name)
+            _put(values, HORIZON, topic.horizon, topic.name)
             _put(values, PULLED, float(topic.delivery is Delivery.PULL), topic.name)
             _put(values, RESUMED, 0.0, topic.name)
         self._index, self._away["Redis"] = values, away

@@ -1,0 +1,196 @@
+"""The horizon follows what is pending and the memory there is: on a real Redis, over the real sweep.
+
+Sizes are a 2,500th of a system's with 10 to 100,000 tasks a second and some 5 GB for its index: as many
+seconds fit, with 0.004 to 40 tasks a second and 2 MB.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+from harness.rows import insert_many
+from harness.system import System
+from integration.system.test_sweep import Bench, FastClock
+
+from benchmarks.local import RedisServer
+from toc import NewTask
+from toc.index.messages import Peek
+from toc.maintenance.due_walk import DueWalk
+from toc.maintenance.horizon import HorizonKeeper
+from toc.maintenance.sweep import MAX_AHEAD_MS
+from toc.model.horizon import LEAST, Budget
+from toc.model.topic import Slot
+from toc.model.verdict import beyond_horizon
+
+BUDGET = Budget(60)
+TICK = 2.0
+MEMORY = 1_200_000
+"""Bytes of the budget for entries."""
+REMOVE = "for _, key in ipairs(KEYS) do redis.call('ZREMRANGEBYSCORE', key, '-inf', ARGV[1]) end"
+
+
+@pytest.fixture
+def redis(clean_redis: RedisServer) -> Iterator[RedisServer]:
+    yield clean_redis
+    clean_redis.call("CONFIG", "SET", "maxmemory", 0)
+
+
+def used(redis: RedisServer) -> int:
+    lines = str(redis.call("INFO", "memory")).split()
+    return next(int(line.partition(":")[2]) for line in lines if line.startswith("used_memory:"))
+
+
+def allow(redis: RedisServer, beside: int) -> int:
+    """Give Redis so much memory that the budget is what it uses now and so many bytes. Returns the budget."""
+    budget = used(redis) + beside
+    redis.call("CONFIG", "SET", "maxmemory", budget * 100 // BUDGET.percent)
+    return budget
+
+
+class Run:
+    """Virtual time: tasks are submitted, come due and end; the real sweep, walk and keeper do their work."""
+
+    def __init__(self, system: System, redis: RedisServer) -> None:
+        self.bench = Bench(system)
+        self.redis = redis
+        self.center = self.bench.center
+        assert isinstance(self.bench.clock, FastClock)
+        self.clock = self.bench.clock
+        self.keeper = HorizonKeeper(self.center.store, self.center.queues, self.clock, BUDGET)
+        tables = frozenset(range(system.settings.tables))
+        self.walk = DueWalk(self.center.store, self.center.catalog, self.clock, lambda: tables)
+        self._walk_at = 0.0
+        self.budget = allow(redis, MEMORY)
+        self.random = random.Random(9)
+        self.waiting: list[tuple[int, int, str]] = []
+        """When each pending task is due (ms), its id, and its StoreQueue."""
+        self.highest = 0.0
+        self.horizons: list[int] = []
+        self.ticks = 0
+
+    @property
+    def horizon(self) -> int:
+        return self.bench.sweep.horizon_ms() // 1000
+
+    def submit(self, delays: list[float]) -> None:
+        """As the SDK does: rows first, then the entries of what the horizon reaches, as far as known."""
+        rows = [
+            self.bench.row(NewTask("test.sync", self.random.randrange(1 << 40), delay)) for delay in delays
+        ]
+        ids = insert_many(self.center.store, rows)
+        now = self.clock.now_ms()
+        entries: dict[Slot, list[tuple[int, float]]] = {}
+        for job_id, row in zip(ids, rows, strict=True):
+            topic = self.center.catalog.known_type(row.biz_type)
+            assert topic is not None
+            slot = topic.slot(row.slot_crc, row.slot_amount)
+            self.waiting.append((row.next_time, job_id, self.center.queues.keys(slot).store))
+            if not beyond_horizon(topic, row.next_time, now):
+                entries.setdefault(slot, []).append((job_id, float(row.next_time)))
+        self.center.queues.add(entries)
+
+    def tick(self, delays: list[float]) -> None:
+        """Two seconds: a submitter and the sweep know the horizon of the tick before."""
+        if delays:
+            self.submit(delays)
+        self.bench.run(TICK)
+        while self._walk_at <= self.clock.ahead:
+            self._walk_at = self.clock.ahead + self.walk.run_once()
+        self.center.catalog.refresh()
+        self.keeper.look()
+        self.horizons.append(self.horizon)
+        self.highest = max(self.highest, used(self.redis) / self.budget)
+        assert self.highest <= 1.1, f"{self.highest:.2f} of the budget at {self.clock.ahead:.0f} s"
+        self.ticks += 1
+        if self.ticks % 5 == 0:
+            self._soon_is_indexed()
+        self._end()
+
+    def _soon_is_indexed(self) -> None:
+        """What is due within half a minute stands in the index."""
+        soon: dict[str, list[int]] = {}
+        now = self.clock.now_ms()
+        for due, job_id, key in self.waiting:
+            if now <= due <= now + MAX_AHEAD_MS:
+                soon.setdefault(key, []).append(job_id)
+        for key, ids in soon.items():
+            assert None not in self.bench.ask("ZMSCORE", key, *ids), f"at {self.clock.ahead:.0f} s"
+
+    def _end(self) -> None:
+        """What is due ends: its entries and rows."""
+        now = self.clock.now_ms()
+        due = [job_id for at, job_id, _ in self.waiting if at < now]
+        if due:
+            keys = {self.center.queues.keys(slot).store for slot in self.bench.slots()}
+            self.redis.call("EVAL", REMOVE, len(keys), *keys, f"({now}")
+            self.center.store.finish((job_id, 0) for job_id in due)
+            self.waiting = [one for one in self.waiting if one[0] >= now]
+
+
+@pytest.mark.slow
+def test_steps_from_10_to_100_000_a_second_and_back_and_a_burst_at_nine(
+    tmp_path: Path, redis: RedisServer
+) -> None:
+    system = System(tmp_path, database_urls=[f"sqlite:///{tmp_path}/rows.db"], redis_url=redis.url, tables=2)
+    run = Run(system, redis)
+    up, nine, down, end = 30, 480, 600, 1000
+    reached = []
+
+    while (second := run.clock.ahead) < end + 200:
+        delays = [run.random.uniform(60, 600) for _ in range(int(up <= second < down) * 80)]
+        if not delays and second < end - 600 and run.random.random() < 0.01:
+            delays = [600.0]
+        if 150 <= second < 300:
+            delays += [nine - second] * 30
+        run.tick(delays)
+        reached.append(second + run.horizon >= nine)
+    print(run.highest, [len(list(same)) for _, same in groupby(reached)], sorted(set(run.horizons)))
+    assert run.horizons[0] == 86_400
+    assert min(run.horizons) >= LEAST
+    assert min(run.horizons) < 300
+    assert run.horizons[-1] == 86_400
+    assert not run.waiting
+    system.center.close()
+
+
+def test_two_daemons_keep_within_less_memory_and_every_task_runs_in_time(
+    system: System, redis: RedisServer
+) -> None:
+    system.create_topics()
+    for host in ("host-a", "host-b"):
+        system.start(host, processes=1)
+    center, slots = (
+        system.center,
+        [slot for topic in system.center.store.topics.list() for slot in topic.slots()],
+    )
+    center.submit_many([NewTask("test.sync", n, 3600 + n) for n in range(10_000)])
+    near = center.submit_many([NewTask("test.sync", n, 10 + n / 20) for n in range(600)])
+    held = scheduled(system)
+    assert held == 10_600
+    before = used(redis)
+    budget = before - 500_000
+    redis.call("CONFIG", "SET", "maxmemory", budget * 100 // BUDGET.percent)
+    system.wait(lambda: scheduled(system) < held - 2000, "entries are removed", 60)
+    system.wait(lambda: used(redis) <= budget, "it is within its budget", 60)
+    bound = center.store.identity.horizon()
+    assert LEAST <= bound.seconds < 3600 + 10_000
+    assert "of its budget" in bound.why
+    assert center.catalog.refresh()["test.sync"].horizon == bound.seconds
+    now = center.clock.now_ms()
+    beyond = [now + 1000 * (bound.seconds + seconds) for seconds in (60, 1200)]
+    center.submit_many([NewTask("test.sync", n, bound.seconds + 600) for n in range(50)])
+    assert center.queues.standing(slots, *beyond) == 0, "submitters know it"
+    system.wait(lambda: not system.pending(near), "all have run", 90)
+    assert not system.not_run_once(near)
+    print(system.late(near))
+
+
+def scheduled(system: System) -> int:
+    """How many entries stand in the StoreQueues."""
+    slots = [slot for topic in system.center.store.topics.list() for slot in topic.slots()]
+    peeks = system.center.queues.peek(slots).values()
+    return sum(peek.store for peek in peeks if isinstance(peek, Peek))
