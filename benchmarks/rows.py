@@ -41,7 +41,7 @@ from benchmarks.scale import idle, settle
 from benchmarks.system import System, warn
 from toc import Settings, TimeoutCenter
 from toc.maintenance.due_walk import ROWS, SHARE
-from toc.maintenance.passes import OVERDUE, SOON, WINDOW, Round
+from toc.maintenance.passes import FULL, OVERDUE, SOON, Round
 from toc.maintenance.sweep import Sweep, SweepCounts
 from toc.model.due import FAR
 from toc.model.task import TaskStatus
@@ -199,7 +199,7 @@ def passes(one: Measured) -> dict[str, Any]:
 
         rounds = {
             name: Round(plan, sweep, time.monotonic())
-            for name, plan in (("soon", SOON), ("overdue", OVERDUE), ("window", WINDOW))
+            for name, plan in (("soon", SOON), ("overdue", OVERDUE), ("full", FULL))
         }
         due = one.system.submit_ahead(RATE * 10, NS // RATE, bits=TEXTS)
         time.sleep(max(0, min(due.values()) - NS - time.time_ns()) / NS)

@@ -131,7 +131,7 @@ class Run:
             self.waiting = [one for one in self.waiting if one[0] >= now]
 
 
-@pytest.mark.slow
+@pytest.mark.chaos
 def test_steps_from_10_to_100_000_a_second_and_back_and_a_burst_at_nine(
     tmp_path: Path, redis: RedisServer
 ) -> None:
@@ -148,7 +148,11 @@ def test_steps_from_10_to_100_000_a_second_and_back_and_a_burst_at_nine(
             delays += [nine - second] * 30
         run.tick(delays)
         reached.append(second + run.horizon >= nine)
-    print(run.highest, [len(list(same)) for _, same in groupby(reached)], sorted(set(run.horizons)))
+    print(
+        f"at most {run.highest:.3f} of the budget",
+        [len(list(same)) for _, same in groupby(reached)],
+        sorted(set(run.horizons)),
+    )
     assert run.horizons[0] == 86_400
     assert min(run.horizons) >= LEAST
     assert min(run.horizons) < 300
@@ -186,7 +190,6 @@ def test_two_daemons_keep_within_less_memory_and_every_task_runs_in_time(
     assert center.queues.standing(slots, *beyond) == 0, "submitters know it"
     system.wait(lambda: not system.pending(near), "all have run", 90)
     assert not system.not_run_once(near)
-    print(system.late(near))
 
 
 def scheduled(system: System) -> int:
