@@ -24,7 +24,7 @@ from benchmarks.local import RedisServer
 from benchmarks.private import free_port
 from toc.cli.main import main
 from toc.config import Settings
-from toc.index.messages import Peek, PrepareRequest
+from toc.index.messages import Peek
 from toc.model.access import Action
 from toc.model.bulk import BulkState
 from toc.model.clock import from_ms
@@ -129,14 +129,11 @@ def test_a_task_that_runs_is_told_from_one_that_waits(toc: Toc, topic: str, cent
     ids = [center.submit(topic, biz_id=biz_id, delay=0.01) for biz_id in range(3)]
     waiting = center.submit(topic, biz_id=9, delay=60)
     slots = center.catalog.get(topic).slots()
-    numbers = {slot: claim.number for slot, claim in center.queues.claim(slots, worker).items()}  # type: ignore[union-attr]
-
-    def all_taken() -> bool:
-        center.queues.prepare([PrepareRequest(slot, 9, 16, numbers[slot]) for slot in slots])
-        return len(toc.json("running")) == len(ids)
-
-    assert until(all_taken, 60)
-    assert [one["since"] for one in toc.json("running")] == [None] * len(ids)
+    center.queues.claim(slots, worker)
+    assert until(
+        lambda: all(row.next_time <= center.clock.now_ms() for row in center.store.read(ids).values())
+    )
+    assert toc.json("running") == []
     center.store.leases.identify(worker)
     center.store.leases.take(dict.fromkeys(ids, 30))
     running = toc.json("running", "--topic", topic)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
 from math import fmod
 from operator import attrgetter
 from typing import Any
@@ -303,17 +302,6 @@ class Queues:
         counts = self._calls.one_each(calls, int).values()
         return sum(count for count in counts if not isinstance(count, IndexUnavailable))
 
-    def held(self, ids: Mapping[Slot, Sequence[int]]) -> BySlot[dict[int, float]]:
-        """Return those of the ids that are in the PrepareQueues, each with its score."""
-        alone = {slot: [(one,) for one in some] for slot, some in ids.items()}
-        scores = self._calls.in_batches(alone, command("ZMSCORE", _PREPARE_QUEUE), _chained)
-        return {
-            slot: found
-            if isinstance(found, IndexUnavailable)
-            else {one: float(score) for one, score in zip(ids[slot], found, strict=True) if score is not None}
-            for slot, found in scores.items()
-        }
-
     def clocks(self) -> dict[str, float | IndexUnavailable]:
         """Return, per server address, its clock minus this machine's in seconds, or the error.
 
@@ -338,12 +326,6 @@ class Queues:
             slot: page if isinstance(page, IndexUnavailable) else [job_id for job_id, _ in page]
             for slot, page in pages.items()
         }
-
-    def prepared(self, slots: Iterable[Slot], limit: int) -> BySlot[list[tuple[int, float]]]:
-        """Return up to ``limit`` (job_id, score) of each PrepareQueue, the longest not kept alive first."""
-        read = command("ZRANGE", _PREPARE_QUEUE)
-        calls = {slot: read(self.keys(slot), 0, limit - 1, "WITHSCORES") for slot in slots}
-        return self._calls.entries(self._calls.one_each(calls, list), _PREPARE_QUEUE)
 
     # --- claims and generations of a slot -------------------------------------------------------------------
 
@@ -452,10 +434,6 @@ def _generation(found: bytes | list[bytes] | None, serving: str) -> Generation |
             f"{names}: not of the type that toc writes, so another program wrote it; move or delete it"
         )
     return Generation(None if found is None else str(found, "ascii", "replace"), serving)
-
-
-def _chained(parts: list[list[Any]]) -> list[Any]:
-    return list(chain.from_iterable(parts))
 
 
 def _flags(parts: list[list[int]]) -> list[bool]:

@@ -39,7 +39,6 @@ from toc.sdk.client import TimeoutCenter
 from toc.store.records.table import NamedTable
 from toc.store.store import Store
 from toc.store.tasks.overdue import overdue_rows
-from toc.store.tasks.scan import DueRow
 
 OVERDUE_MS = 10_000
 """Tasks that have been due for this many ms and have not started are reported."""
@@ -445,22 +444,19 @@ def _overdue(
     found = overdue_rows(center.store, topics, now - OVERDUE_MS)
     by_type = {topic.biz_type: topic for topic in topics}
     strange: dict[int, list[int]] = {}
-    by_slot: dict[Slot, list[DueRow]] = {}
-    for row in found.rows:
-        if row.biz_type in by_type:
-            slot = by_type[row.biz_type].slot(row.slot_crc, row.slot_amount)
-            by_slot.setdefault(slot, []).append(row)
-        else:
-            strange.setdefault(row.biz_type, []).append(row.job_id)
-    taken = center.queues.held({slot: [row.job_id for row in rows] for slot, rows in by_slot.items()})
     free: dict[str, list[int]] = {}
     held: Counter[str] = Counter()
-    for slot, rows in by_slot.items():
-        ids = taken[slot]
-        some = rows if isinstance(ids, IndexUnavailable) else [row for row in rows if row.job_id not in ids]
-        free.setdefault(slot.topic, []).extend(now - row.next_time for row in some)
-        held[slot.topic] += len(rows) - len(some)
-    told_of = {slot.topic for slot in by_slot} | {topic.name for topic in topics if topic.paused}
+    taken: Collection[int] = ()
+    with suppress(TocError):  # the server fails: reported elsewhere
+        taken = center.store.leases.living([row.job_id for row in found.rows])
+    for row in found.rows:
+        if row.biz_type not in by_type:
+            strange.setdefault(row.biz_type, []).append(row.job_id)
+        elif row.job_id in taken:
+            held[by_type[row.biz_type].name] += 1
+        else:
+            free.setdefault(by_type[row.biz_type].name, []).append(now - row.next_time)
+    told_of = {*free, *held, *(topic.name for topic in topics if topic.paused)}
     for slot, peek in peeks.items() if found.more else ():
         # Rows of a backlog were read instead of this topic's, whose slots tell.
         if slot.topic not in told_of and isinstance(peek, Peek) and peek.due and peek.next_due is not None:

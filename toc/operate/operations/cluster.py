@@ -100,7 +100,7 @@ def slots(doing: Doing, topic: str | None = None) -> Record:
 def running_tasks(doing: Doing, limit: int, topic: str | None = None) -> Record:
     """Show the tasks that run now, where, and since when.
 
-    A task that a worker has taken counts, also before it starts. Consumers that pull are not shown.
+    A task counts that a worker has taken more than 0.75 s ago. Consumers that pull are not shown.
     """
     from toc.operate import admin
     from toc.operate.running import running
