@@ -42,7 +42,6 @@ def gateway(
     with ExitStack() as stack:
         stack.callback(system.stop)
         system.create_topics(retries=2, backoff_base=0.05)
-        system.center.catalog.refresh()
         one = Gateway(system)
         stack.callback(one.stop)
         for role in ("produce", "consume", "read", "operate"):

@@ -86,6 +86,7 @@ class Contract:
         for name in names:
             done = self.toc("topic", "create", name, *TOPICS[name])
             assert done.returncode == 0, done.stderr
+        self.center.catalog.refresh()
 
     @property
     def daemons(self) -> list[Process]:

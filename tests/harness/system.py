@@ -167,6 +167,7 @@ class System:
         """The topics of the test app, with these policies."""
         for biz_type, name in enumerate(TOPICS, start=1):
             self.center.store.topics.create(Topic(name, biz_type, slots, **policies))  # type: ignore[arg-type]
+        self.center.catalog.refresh()  # else the first call has two seconds for that, on whatever machine
 
     def start(
         self,

@@ -15,7 +15,6 @@ from benchmarks.local import MariaDB, RedisServer
 def _system(directory: Path, redis: RedisServer, mariadb: MariaDB, prefix: str) -> Iterator[System]:
     with small_system(directory, redis, mariadb, prefix, namespace=prefix.rstrip("_")) as one:
         one.create_topics()
-        one.center.catalog.refresh()
         yield one
 
 

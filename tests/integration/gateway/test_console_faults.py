@@ -43,7 +43,6 @@ def cluster(tmp_path: Path, launch: Any) -> Iterator[Cluster]:
         read_timeout=2, connect_timeout=1,
     ) as system:  # fmt: skip
         system.create_topics()
-        system.center.catalog.refresh()
         gateway = Gateway(system)
         yield Cluster(gateway, redis, zookeeper, first, second)
         for server in (redis, zookeeper, first, second):

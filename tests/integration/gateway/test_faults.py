@@ -149,7 +149,6 @@ def two_servers(launch: Any, new_system: NewSystem, mariadb: MariaDB) -> tuple[S
     first = launch(MariaDB)
     one = new_system(database_urls=[first.url, mariadb.url])
     one.create_topics()
-    one.center.catalog.refresh()
     return one, first
 
 

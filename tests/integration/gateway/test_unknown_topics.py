@@ -29,7 +29,6 @@ def test_who_names_an_unknown_topic_does_not_wait_until_the_server_of_the_topics
     system = new_system(read_timeout=HANGS)
     system.create_topics(delivery=Delivery.PULL)
     center = system.center
-    center.catalog.refresh()
     gateway = Gateway(system)
     http: list[tuple[str, object]] = [
         ("/v1/topics/test.new/tasks", {"biz_id": 1, "delay": 60}),

@@ -60,7 +60,6 @@ def run(runner: asyncio.Runner) -> Run:
 def hands(system: System, clean_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     """Two workers that own the same slot, their loops in the hands of the test."""
     system.create_topics(slots=1, retries=3, backoff=Backoff.IMMEDIATE)
-    system.center.catalog.refresh()
     pair = Pair(system, clean_redis, monkeypatch)
     yield pair
     for one in pair:

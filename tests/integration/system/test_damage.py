@@ -72,7 +72,6 @@ def test_no_caller_waits_for_ever_for_a_step_that_failed(
     system: System, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     system.create_topics()
-    system.center.catalog.refresh()
     store, answered = system.center.store, threading.Event()
     put_each = store.put_each
     monkeypatch.setattr(server_batcher, "GIVE_UP_SECONDS", 0.1)

@@ -53,7 +53,6 @@ class Bench:
     def __init__(self, system: System, clock: Clock | None = None) -> None:
         system.create_topics()
         self.center = system.center
-        self.center.catalog.refresh()
         self.clock = clock or FastClock()
         self.sweep = Sweep(self.center.store, self.center.queues, self.center.catalog, self.clock)
         self.added: list[int] = []
