@@ -37,7 +37,6 @@ def youzan(
     redis: str = REDIS,
     dry_run: bool = DRY_RUN,
     buckets: str = option("PATTERN", "The keys of its buckets (bucket_name).", default="dq_bucket_*"),
-    queues: str = option("PATTERN", "The keys of its ready queues (queue_name).", default="dq_queue_*"),
     as_json: Json = False,
 ) -> None:
     """Take over the jobs of ouqiang/delay-queue (0.3, 0.4) for the dialect --youzan.
@@ -49,8 +48,7 @@ def youzan(
     with _installed():
         from toc.dialects.importing.youzan import YouzanOriginal
 
-    original = YouzanOriginal(buckets=buckets, queues=queues)
-    _import("youzan", redis, original, dry_run=dry_run, as_json=as_json)
+    _import("youzan", redis, YouzanOriginal(buckets=buckets), dry_run=dry_run, as_json=as_json)
 
 
 @app.command()
@@ -91,15 +89,11 @@ def _import(what: str, url: str, original: Original, *, dry_run: bool, as_json: 
     ):
 
         def tell(report: Report) -> None:
-            bar(
-                0.0,
-                f"{report.found.total()} jobs found, {report.imported} imported, "
-                f"{report.there} there before, {report.checked} checked",
-            )
+            bar(None, f"{report.found.total()} jobs found, {report.imported} imported, {report.there} before")
 
         importing = Importing(center, redis, original, tell, by=who())
         if dry_run:
-            report = importing.survey()
+            report = importing.run(dry_run=True)
         else:
             with audited(center.store, who(), f"import.{what}", what) as record:
                 report = importing.run()
@@ -113,7 +107,7 @@ def _import(what: str, url: str, original: Original, *, dry_run: bool, as_json: 
     elif dry_run:
         say("nothing was written; run it without --dry-run")
     else:
-        say(f"all {report.checked} jobs are tasks; run it again after the other queue has been stopped")
+        say(f"all {report.found.total()} jobs are tasks; run it again after the other queue has been stopped")
 
 
 def _record(report: Report) -> dict[str, Any]:
@@ -122,8 +116,6 @@ def _record(report: Report) -> dict[str, Any]:
         "imported": report.imported,
         "there_before": report.there,
         "different": report.different,
-        "checked": report.checked,
-        "missing": report.missing,
         "refused": dict(report.refused),
         "passed_by": dict(report.passed),
         "examples": report.examples,

@@ -239,11 +239,11 @@ class TimeoutCenter(Parts, Registry[int]):
         """
         return self._put(task, request)
 
-    def _put(self, task: NewTask, request: Request | None = None) -> Put:
+    def _put(self, task: NewTask, request: Request | None = None, *, by_dialect: bool = False) -> Put:
         try:
-            one = self._checked(task, request=request)
+            one = self._checked(task, request=request, by_dialect=by_dialect)
         except InvalidInput as exc:
-            return self._before(task, request, exc)
+            return self._before(task, request, exc, by_dialect=by_dialect)
 
         def put() -> Put:
             self._check_places()
@@ -308,16 +308,16 @@ class TimeoutCenter(Parts, Registry[int]):
             raise InvalidInput("on_conflict needs its own transaction: it cannot use session= or connection=")
         return self._traced(many, lambda: theirs.submit(many), list)
 
-    def _submit_many(self, tasks: Iterable[NewTask], *, by_dialect: bool = False) -> list[int]:
+    def _submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
         many: list[Submission] = []
         refused: dict[int, InvalidInput] = {}
         for n, task in enumerate(tasks):
             try:
-                one = self._checked(task, by_dialect=by_dialect)
+                one = self._checked(task)
             except OF_TIMES as exc:  # unless it was submitted before
                 if task.dedup_key is None:
                     raise
-                one, refused[n] = self._checked(at_any_time(task), by_dialect=by_dialect), exc
+                one, refused[n] = self._checked(at_any_time(task)), exc
             many.append(one)
         if any(one.on_conflict is not OnConflict.KEEP for one in many):
             raise InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
@@ -566,6 +566,6 @@ def apart(center: TimeoutCenter) -> TimeoutCenter:
     return other
 
 
-def submit_of_dialect(center: TimeoutCenter, tasks: Iterable[NewTask]) -> list[int]:
-    """Do as ``submit_many`` for tasks that a dialect takes over into topics of its own."""
-    return center._submit_many(tasks, by_dialect=True)
+def put_of_dialect(center: TimeoutCenter, task: NewTask) -> Put:
+    """Do as ``put`` for a task that a dialect takes over into a topic of its own."""
+    return center._put(task, by_dialect=True)

@@ -16,123 +16,103 @@ from base64 import b64decode
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from toc.dialects.importing.takeover import NEVER, Found, Passed, instant_of
+from toc.dialects.importing.takeover import NEVER, UNREADABLE, Found, Passed, instant_of
 from toc.dialects.lmstfy_tasks import task_of, template_of
 from toc.dialects.lmstfy_wire import ULID_CHARS, delay_of, made_at
 from toc.index.foreign import FOREVER, ForeignRedis
 from toc.model.documents import parse_object
 from toc.sdk.submission import LATEST_MS
 
-UNREADABLE = "its entry or its body cannot be read"
 LATE = "it would expire before it is due"
 
 
 class Entry(NamedTuple):
-    """The place of a job. ``due`` is in ms; None: now."""
+    """What the entry of a job tells: ``due`` in ms."""
 
-    namespace: str
-    queue: str
-    job_id: str
     tries: int
-    due: int | None
-    state: str
-
-    @property
-    def key(self) -> str:
-        """Return the key of its body."""
-        return f"j/{self.namespace}/{self.queue}/{self.job_id}"
-
-    @property
-    def raw(self) -> bytes:
-        """Return it as Redis has it."""
-        return self.key.encode()
+    due: int
+    dead: bool
 
 
 class LmstfyOriginal:
     """The jobs of one pool."""
 
-    values = "j/*"
+    keys = "j/*"
 
-    def places(self, redis: ForeignRedis) -> Iterator[list[Entry | Passed]]:
-        """Yield the jobs that have an entry."""
+    def places(self, redis: ForeignRedis) -> Iterator[tuple[bytes, Entry | None]]:
+        """Yield the keys of the jobs that have an entry."""
         for members in redis.scores("timer_set"):
-            yield [_timed(member, score) for member, score in members]
-        for pattern, state in (("q/*", "ready"), ("d/*", "dead")):
+            for member, score in members:
+                yield _timed(member, instant_of(score))
+        for pattern in ("q/*", "d/*"):
             for keys in redis.keys(pattern, "list"):
                 for key in keys:
                     for items in redis.items(key):
-                        yield [_listed(key, item, state) for item in items]
+                        for item in items:
+                            yield _listed(key, item)
 
-    def stray(self, key: bytes) -> Entry | Passed:
-        """Return the place of a body without an entry: its consumer took the job and ended before noting
-        that."""
-        parts = key.decode(errors="replace").split("/")
-        if len(parts) != 4:
-            return Passed("/".join(parts), UNREADABLE, lost=True)
-        return Entry(parts[1], parts[2], parts[3], 1, None, "stray")
-
-    def job(self, one: Entry, stored: bytes | None, ttl_ms: int, now: int) -> Found | Passed:
-        """Return a job, or why it is none."""
+    def job(
+        self, key: bytes, place: Entry | None, stored: bytes | None, ttl_ms: int, now: int
+    ) -> Found | Passed:
+        """Return a job, or why it is none. Where one has no entry, its consumer took it and ended before
+        noting that."""
+        name = key.decode(errors="replace")
         try:
-            body, attributes = _content(one.job_id, stored)
+            _, namespace, queue, job_id = name.split("/")
+            body, attributes = _content(job_id, stored)
         except ValueError:
-            return Passed(one.key, UNREADABLE, lost=True)
-        born = (made_at(one.job_id) or 0) + 1000 * (delay_of(one.job_id) or 0)
-        due = max(now, born if one.due is None and one.state == "stray" else one.due or now)
+            return Passed(name, UNREADABLE, lost=True)
+        born = (made_at(job_id) or 0) + 1000 * (delay_of(job_id) or 0)
+        one = Entry(1, born, dead=False) if place is None else place
+        due = max(now, one.due)
         if due > LATEST_MS:
-            return Passed(one.key, NEVER, lost=True)
+            return Passed(name, NEVER, lost=True)
         # An entry in the timer without tries left belongs to a job whose last try is running.
-        dead = one.state == "dead" or not one.tries
+        dead = one.dead or not one.tries
         expires_at = 0 if dead or ttl_ms == FOREVER else min(now + ttl_ms, LATEST_MS)
         if expires_at and expires_at < due:
-            return Passed(one.key, LATE)
-        state = one.state
-        if state == "timed":
-            state = "last try running" if dead else "running" if born <= now - 1000 else "delayed"
+            return Passed(name, LATE)
         task = task_of(
-            one.namespace,
-            one.queue,
-            one.job_id,
+            namespace,
+            queue,
+            job_id,
             body,
             due=due,
             expires_at=expires_at,
             tries=max(one.tries, 1),
             attributes=attributes,
         )
-        return Found(one.key, state, task, template_of(one.namespace), dead)
+        return Found(name, task, template_of(namespace), dead)
 
 
-def _timed(member: bytes, score: float) -> Entry | Passed:
+def _timed(member: bytes, due: int) -> tuple[bytes, Entry | None]:
     try:
         namespace, at = _text(member, 0)
         queue, at = _text(member, at)
         (tries,) = struct.unpack_from("<H", member, at)
         job_id, at = _text(member, at + 2)
-    except (ValueError, struct.error):
-        return Passed(repr(member), UNREADABLE, lost=True)
-    if at != len(member):
-        return Passed(repr(member), UNREADABLE, lost=True)
-    return Entry(namespace, queue, job_id, tries, instant_of(score), "timed")
+    except struct.error:
+        return member, None
+    key = b"/".join((b"j", namespace, queue, job_id))
+    return (key, Entry(tries, due, dead=False)) if at == len(member) else (member, None)
 
 
-def _listed(key: bytes, item: bytes, state: str) -> Entry | Passed:
+def _listed(key: bytes, item: bytes) -> tuple[bytes, Entry | None]:
+    kind, _, queue = key.partition(b"/")
     try:
-        _, namespace, queue = key.decode().split("/")
         (tries,) = struct.unpack_from("<H", item)
         job_id, at = _text(item, 2)
-    except (ValueError, struct.error):
-        return Passed(repr((key, item)), UNREADABLE, lost=True)
-    if at != len(item):
-        return Passed(repr((key, item)), UNREADABLE, lost=True)
-    return Entry(namespace, queue, job_id, tries, None, state)
+    except struct.error:
+        return item, None
+    entry = Entry(tries, 0, dead=kind == b"d")
+    return (b"/".join((b"j", queue, job_id)), entry) if at == len(item) else (item, None)
 
 
-def _text(data: bytes, at: int) -> tuple[str, int]:
+def _text(data: bytes, at: int) -> tuple[bytes, int]:
+    """Return a text, and where it ends. Raises struct.error."""
     (length,) = struct.unpack_from("<H", data, at)
-    end = at + 2 + length
-    if end > len(data):
-        raise ValueError
-    return data[at + 2 : end].decode(), end
+    (text,) = struct.unpack_from(f"{length}s", data, at + 2)
+    return text, at + 2 + length
 
 
 def _content(job_id: str, stored: bytes | None) -> tuple[bytes, dict[str, str]]:
