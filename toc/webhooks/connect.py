@@ -2,12 +2,10 @@
 
 The resolver leaves out addresses that must not be connected to. The address is checked once more where its
 socket is made, so nothing else can be connected to: no literal, which aiohttp does not look up, and no answer
-from a cache.
+from its cache.
 
-A look-up that hangs keeps a thread, and nothing ends it. So that names which hang hold up no others,
-
-    each name is looked up once at a time, and its last good answer serves meanwhile
-    MAX_LOOKUPS names are looked up at once, but of those that took longer than HUNG_SECONDS before, MAX_SLOW
+A look-up that hangs keeps a thread, and nothing ends it. aiohttp looks each name up once at a time, and up to
+MAX_LOOKUPS are looked up at once: so names which hang hold up no others, unless there are very many.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any
 from weakref import WeakSet
@@ -27,18 +24,9 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from toc.webhooks.addresses import Allowed, refusal
 
-MAX_LOOKUPS, MAX_SLOW = 120, 8
-HUNG_SECONDS = 0.5
-NAMES_SECONDS = 10.0
+MAX_LOOKUPS = 120
+NAMES_SECONDS = 10
 """After this time a name is looked up again."""
-LAST_GOOD_SECONDS = 600.0
-"""For how long the last good answer serves while the name is looked up, or its server fails."""
-PATIENCE_SECONDS = 0.1
-"""How long a newer answer is waited for before that."""
-_PASSING = (socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_MEMORY)
-"""Failures of a look-up that say nothing of the name."""
-MAX_NAMES = 10_000
-"""How many names are remembered."""
 KEEP_SECONDS = 15.0
 """For how long an idle connection is kept."""
 UNREAD_MS = 60_000
@@ -61,28 +49,13 @@ def check_address(text: str, allowed: Allowed) -> None:
         raise AddressRefused(f"{text} must not be connected to: {why}; TOC_WEBHOOK_ALLOW may list it")
 
 
-@dataclass(eq=False, slots=True)
-class Name:
-    """What is known of a name. Times are those of the event loop."""
-
-    infos: Infos = ()
-    """The last good answer, of ``at``."""
-    at: float = float("-inf")
-    look_up: asyncio.Task[Infos] | None = None
-    """The look-up that waits or is under way."""
-    slow: bool = False
-    """Whether its last look-up took longer than HUNG_SECONDS."""
-
-
 class Resolver(AbstractResolver):
     """Looks names up and leaves out addresses that must not be connected to. Belongs to one event loop."""
 
     def __init__(self, allowed: Allowed, lookup: Lookup) -> None:
         self._allowed = allowed
         self._lookup = lookup
-        self._names: dict[str, Name] = {}
-        self._turns = {False: asyncio.Semaphore(MAX_LOOKUPS), True: asyncio.Semaphore(MAX_SLOW)}
-        """By whether the name is slow."""
+        self._turns = asyncio.Semaphore(MAX_LOOKUPS)
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -90,7 +63,7 @@ class Resolver(AbstractResolver):
         """Return the addresses of a name that may be connected to. Raises OSError if there is none."""
         found: list[ResolveResult] = []
         refused: AddressRefused | None = None
-        for kind, _type, proto, _name, address in await self._infos(host):
+        for kind, _type, proto, _name, address in await self._look_up(host):
             if family not in (socket.AF_UNSPEC, kind):
                 continue
             try:
@@ -115,48 +88,17 @@ class Resolver(AbstractResolver):
     async def close(self) -> None:
         """Nothing: threads that still look names up keep no process alive."""
 
-    async def _infos(self, host: str) -> Infos:
-        now = asyncio.get_running_loop().time()
-        name = self._names.get(host)
-        if name is None:
-            if len(self._names) >= MAX_NAMES:
-                self._names = {host: one for host, one in self._names.items() if one.look_up is not None}
-            name = self._names[host] = Name()
-        if now - name.at < NAMES_SECONDS:
-            return name.infos
-        if name.look_up is None:
-            name.look_up = asyncio.create_task(self._look_up(host, name))
-            name.look_up.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # nobody may wait
-        look_up = name.look_up
-        if now - name.at < LAST_GOOD_SECONDS:
-            await asyncio.wait([look_up], timeout=PATIENCE_SECONDS)
-            if name.infos:
-                return name.infos
-        return await asyncio.shield(look_up)
-
-    async def _look_up(self, host: str, name: Name) -> Infos:
-        """Look a name up when its turn has come."""
+    async def _look_up(self, host: str) -> Infos:
         loop = asyncio.get_running_loop()
-        async with self._turns[name.slow]:
-            began, answer = loop.time(), loop.create_future()
+        async with self._turns:
+            answer: asyncio.Future[Infos] = loop.create_future()
             try:
                 threading.Thread(
                     target=self._ask, args=[host, loop, answer], name="toc-name", daemon=True
                 ).start()
-                name.infos = await answer
-                name.at = loop.time()
-            except socket.gaierror as exc:
-                if exc.errno not in _PASSING:
-                    name.infos, name.at = (), float("-inf")
-                raise
             except RuntimeError as exc:  # can't start new thread
                 raise OSError(str(exc)) from exc
-            finally:
-                name.slow = loop.time() - began > HUNG_SECONDS
-                name.look_up = None
-        return name.infos
+            return await answer
 
     def _ask(self, host: str, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Infos]) -> None:
         def give() -> None:
@@ -188,7 +130,7 @@ def connector(
 
     return TCPConnector(
         limit=0,
-        use_dns_cache=False,
+        ttl_dns_cache=NAMES_SECONDS,
         resolver=resolver,
         socket_factory=guarded,
         force_close=not keep,
