@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from itertools import chain, islice
 from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
@@ -84,19 +83,10 @@ class LeaseBatches:
 
     async def ask(self, verb: Verb, calls: Sequence[LeaseCall]) -> list[Any]:
         """Return what came of each: its outcome or a TocError."""
-        by_server: dict[int, list[int]] = {}
-        for number, one in enumerate(calls):
-            by_server.setdefault(self._store.server_of(one.lease.job_id), []).append(number)
-        batchers, outcomes = self._batchers[verb], list[Any]([None]) * len(calls)
-        asked = [
-            (batchers[server], [calls[number] for number in part], SIZE * len(part))
-            for server, part in by_server.items()
-        ]
-        for part, found in zip(by_server.values(), await ask_each(asked), strict=True):
-            each = found if isinstance(found, list) else [found] * len(part)
-            for number, outcome in zip(part, each, strict=True):
-                outcomes[number] = outcome
-        return outcomes
+        batchers = self._batchers[verb]
+        return await ask_each(
+            [(batchers[self._store.server_of(one.lease.job_id)], one, SIZE) for one in calls]
+        )
 
     async def close(self) -> None:
         """Wait for what is under way, and end the threads."""
@@ -106,8 +96,7 @@ class LeaseBatches:
         for batcher in batchers:
             batcher.close()
 
-    def _send(self, do: Do, parts: Sequence[list[LeaseCall]], answer: Settle) -> None:
-        calls = list(chain.from_iterable(parts))
+    def _send(self, do: Do, calls: Sequence[LeaseCall], answer: Settle) -> None:
         outcomes: list[Any] = [None] * len(calls)
         ends: list[EndedLease] = []
         left: Sequence[int] = range(len(calls))
@@ -121,8 +110,7 @@ class LeaseBatches:
                 outcomes[number] = done.failed.get(job_id) or done.outcomes.get(job_id)
             ends += done.ends
             left = later
-        found = iter(outcomes)
-        answer([list(islice(found, len(part))) for part in parts])
+        answer(outcomes)
         self._outs.ended(ends)
 
     def _ack(self, calls: Mapping[int, LeaseCall]) -> Done:
@@ -179,5 +167,5 @@ class LeaseBatches:
         return Done()
 
 
-def _not_done(_calls: list[LeaseCall]) -> TocError:
+def _not_done(_call: LeaseCall) -> TocError:
     return StoreUnavailable("the database server does not answer")

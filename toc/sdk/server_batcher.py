@@ -16,11 +16,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -41,12 +39,8 @@ LARGE_BYTES = 100_000
 """A larger item goes by itself: the others of its batch would wait for it."""
 PATIENCE_SECONDS = 0.05
 """A batch that takes longer no longer holds back the next one."""
-AWAY_SECONDS = 1.0
-"""If a batch takes longer, its server is examined. Without an answer to that, callers are refused."""
 GIVE_UP_SECONDS = 10.0
-"""After this time, checked every CHECK_SECONDS, a caller gets an error. Its item may still be stored."""
-CHECK_SECONDS = 0.5
-"""Seconds between two checks for callers that have waited too long."""
+"""After this time a caller gets an error. Its item may still be stored."""
 UNDER_WAY = 4
 """Most batches under way, if the server is slow; also most items that go by themselves."""
 Item = TypeVar("Item")
@@ -63,9 +57,9 @@ APART = object()
 class _Pending(Generic[Item]):
     item: Item
     size: int
-    take: Callable[[Any], None]
-    since: float
-    settled: bool = False
+    answer: asyncio.Future[Any]
+    """Cancelled if its caller has waited too long."""
+    sent: bool = False
 
 
 class _Line(Generic[Item]):
@@ -79,9 +73,6 @@ class _Line(Generic[Item]):
 
     def __len__(self) -> int:
         return self._count
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
 
     def add(self, asked: Iterable[_Pending[Item]]) -> None:
         """Add items of a call."""
@@ -98,20 +89,11 @@ class _Line(Generic[Item]):
             self._calls.append(call)
         return asked
 
-    def clear(self, before: float = math.inf) -> list[_Pending[Item]]:
-        """Remove and return what has come before an instant (the loop's time), or all."""
-        gone = [asked for call in self._calls for asked in call if asked.since < before]
-        left = (deque(asked for asked in call if asked.since >= before) for call in self._calls)
-        self._calls = deque(filter(None, left))
-        self._count -= len(gone)
-        return gone
-
 
 @dataclass(slots=True, eq=False)
 class _Batch(Generic[Item]):
     asked: list[_Pending[Item]]
     alone: bool
-    answered: threading.Event = field(default_factory=threading.Event)
     late: bool = False
     timer: asyncio.TimerHandle | None = None
 
@@ -132,47 +114,26 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._waiting = _Line[Item]()
         self._apart = _Line[Item]()
         self._bytes = 0
+        """Those that wait or are under way."""
         self._open: set[_Batch[Item]] = set()
         """Batches under way, not answered yet."""
         self._busy = 0
         """Threads at work: for batches under way, and for what follows the answers."""
-        self._checking: asyncio.TimerHandle | None = None
 
     async def ask(self, item: Item, size: int) -> Outcome:
         """Return the outcome for the item. Raises it if it is an error; Busy if too much waits already."""
-        self._check_room(1, size)
-        future: asyncio.Future[Outcome | BaseException] = self._loop.create_future()
-
-        def take(outcome: Outcome | BaseException) -> None:
-            if not future.done():  # else its caller is gone
-                future.set_result(outcome)
-
-        self._add([_Pending(item, size, take, self._loop.time())], size)
-        outcome = await future
+        (outcome,) = await self.ask_many([(item, size)])
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
     async def ask_many(self, items: Sequence[tuple[Item, int]]) -> list[Outcome | TocError]:
         """Return the outcome of each item, given with its size. Raises StoreUnavailable or Busy for all."""
-        whole = sum(size for _, size in items)
-        self._check_room(len(items), whole)
-        outcomes: list[Any] = [None] * len(items)
-        left = len(items)
-        future: asyncio.Future[None] = self._loop.create_future()
-
-        def take(index: int, outcome: Any) -> None:
-            nonlocal left
-            outcomes[index] = outcome
-            left -= 1
-            if not left and not future.done():  # else its caller is gone
-                future.set_result(None)
-
-        now = self._loop.time()
-        asked = [_Pending(item, size, partial(take, index), now) for index, (item, size) in enumerate(items)]
-        self._add(asked, whole)
-        await future
-        return outcomes
+        self._check_room(len(items), sum(size for _, size in items))
+        asked = [_Pending(item, size, self._loop.create_future()) for item, size in items]
+        self._add(asked)
+        await asyncio.wait([one.answer for one in asked], timeout=GIVE_UP_SECONDS)
+        return [one.answer.result() if one.answer.done() else self._leave(one) for one in asked]
 
     @property
     def idle(self) -> bool:
@@ -192,105 +153,55 @@ class ServerBatcher(Generic[Item, Outcome]):
         if waiting and (waiting + items > MAX_WAITING or self._bytes + size > MAX_WAITING_BYTES):
             raise Busy("too many requests wait for a database server; try again in a moment")
 
-    def _add(self, asked: Sequence[_Pending[Item]], size: int) -> None:
-        if size <= LARGE_BYTES:
-            self._waiting.add(asked)
-        else:
-            self._waiting.add(one for one in asked if one.size <= LARGE_BYTES)
-            self._apart.add(one for one in asked if one.size > LARGE_BYTES)
-        self._bytes += size
-        if self._checking is None:
-            self._checking = self._loop.call_later(CHECK_SECONDS, self._step, self._answer_late)
+    def _add(self, asked: Sequence[_Pending[Item]]) -> None:
+        self._bytes += sum(one.size for one in asked)
+        self._waiting.add(one for one in asked if one.size <= LARGE_BYTES)
+        self._apart.add(one for one in asked if one.size > LARGE_BYTES)
         self._pump()
 
-    def _step(self, do: Callable[..., None], *args: Any) -> None:
-        """Do what no caller awaits. If it fails, all callers get its error instead of waiting forever."""
-        try:
-            do(*args)
-        except Exception as exc:
-            waiting = [*self._waiting.clear(), *self._apart.clear()]
-            for asked in [*waiting, *(asked for batch in self._open for asked in batch.asked)]:
-                self._settle(asked, exc)
-            raise
+    def _next(self, line: _Line[Item]) -> _Pending[Item] | None:
+        """Take the next item whose caller waits for it, if there is one."""
+        while line:
+            asked = line.next()
+            if not asked.answer.done():
+                return asked
+            self._bytes -= asked.size
+        return None
 
     def _pump(self) -> None:
         """Start what can be started now."""
-        while self._apart and sum(batch.alone for batch in self._open) < UNDER_WAY:
-            self._start([self._apart.next()], alone=True)
-        while self._waiting:
-            late = 0
-            for batch in self._open:
-                if not batch.alone:
-                    if not batch.late:
-                        return
-                    late += 1
-            if late == UNDER_WAY:
-                return
-            asked = [self._waiting.next()]
-            size = asked[0].size
-            while self._waiting and len(asked) < MAX_TOGETHER and size < MAX_BYTES:
-                asked.append(self._waiting.next())
-                size += asked[-1].size
-            self._start(asked, alone=False)
+        while sum(batch.alone for batch in self._open) < UNDER_WAY and (one := self._next(self._apart)):
+            self._start([one], alone=True)
+        while self._waiting and self._may_start():
+            together: list[_Pending[Item]] = []
+            size = 0
+            while len(together) < MAX_TOGETHER and size < MAX_BYTES and (one := self._next(self._waiting)):
+                together.append(one)
+                size += one.size
+            if together:
+                self._start(together, alone=False)
+
+    def _may_start(self) -> bool:
+        late = [batch.late for batch in self._open if not batch.alone]
+        return len(late) < UNDER_WAY and all(late)
 
     def _start(self, asked: list[_Pending[Item]], *, alone: bool) -> None:
         batch = _Batch(asked, alone)
-        if not self._begin(partial(self._run, batch)):
+        try:
+            self._threads.run_detached(partial(self._run, batch))
+        except RuntimeError:  # can't start new thread
             for one in asked:
                 self._settle(one, Busy("this process can start no further thread; try again in a moment"))
             return
-        self._open.add(batch)
-        batch.timer = self._loop.call_later(PATIENCE_SECONDS, self._step, self._be_late, batch)
-
-    def _begin(self, do: Callable[[], None]) -> bool:
-        """Run it on a thread. Returns whether there is one for it."""
-        try:
-            self._threads.run_detached(do)
-        except RuntimeError:  # can't start new thread
-            return False
+        for one in asked:
+            one.sent = True
         self._busy += 1
-        return True
+        self._open.add(batch)
+        batch.timer = self._loop.call_later(PATIENCE_SECONDS, self._be_late, batch)
 
     def _be_late(self, batch: _Batch[Item]) -> None:
         batch.late = True
-        late = AWAY_SECONDS - PATIENCE_SECONDS
-        batch.timer = self._loop.call_later(late, self._step, self._be_very_late, batch)
         self._pump()
-
-    def _be_very_late(self, batch: _Batch[Item]) -> None:
-        def examine() -> None:
-            try:
-                with contextlib.suppress(TocError):
-                    self._center.store.examine_server(self._server, batch.answered.wait)
-            finally:
-                self._on_loop(self._step, self._examined)
-
-        self._begin(examine)
-
-    def _examined(self) -> None:
-        self._busy -= 1
-        error = self._center.store.away(self._server)
-        if error is None:
-            return
-        for asked in [*self._waiting.clear(), *self._apart.clear()]:
-            self._settle(asked, StoreUnavailable(str(error)))
-
-    def _answer_late(self) -> None:
-        """Settle the callers that have waited too long.
-
-        For instance, a lock may hold up all items that are sent alone.
-        """
-        self._checking = None
-        before = self._loop.time() - GIVE_UP_SECONDS
-        for line in (self._waiting, self._apart):
-            for asked in line.clear(before):
-                self._settle(asked, Busy("what came before holds up the database; try again in a moment"))
-        for batch in self._open:
-            for asked in batch.asked:
-                if asked.since < before:
-                    self._settle(asked, self._given_up(asked.item))
-        if not self.idle:
-            self._checking = self._loop.call_later(CHECK_SECONDS, self._step, self._answer_late)
 
     def _take(self, batch: _Batch[Item], outcomes: Sequence[Any]) -> None:
         """Give the callers of a batch their outcomes."""
@@ -299,16 +210,23 @@ class ServerBatcher(Generic[Item, Outcome]):
             batch.timer.cancel()
         for asked, outcome in zip(batch.asked, outcomes, strict=True):
             if outcome is APART and not batch.alone:
+                asked.sent = False
                 self._apart.add([asked])
             else:
                 self._settle(asked, outcome)
         self._pump()
 
     def _settle(self, asked: _Pending[Item], outcome: Any) -> None:
-        if not asked.settled:  # else it was given up
-            asked.settled = True
-            self._bytes -= asked.size
-            asked.take(outcome)
+        self._bytes -= asked.size
+        if not asked.answer.done():
+            asked.answer.set_result(outcome)
+
+    def _leave(self, asked: _Pending[Item]) -> TocError:
+        """Return the answer to who has waited too long. What was not sent yet is not sent any more."""
+        asked.answer.cancel()
+        if asked.sent:
+            return self._given_up(asked.item)
+        return Busy("what came before holds up the database; try again in a moment")
 
     def _ended(self) -> None:
         self._busy -= 1
@@ -316,12 +234,13 @@ class ServerBatcher(Generic[Item, Outcome]):
     # --- on a thread
 
     def _run(self, batch: _Batch[Item]) -> None:
+        answered = False
+
         def answer(outcomes: Sequence[Any]) -> None:
-            if not batch.answered.is_set():
-                batch.answered.set()
-                if len(outcomes) != len(batch.asked):
-                    outcomes = [RuntimeError("a batch has other outcomes than items")] * len(batch.asked)
-                self._on_loop(self._step, self._take, batch, outcomes)
+            nonlocal answered
+            if not answered:
+                answered = True
+                self._on_loop(self._take, batch, outcomes)
 
         try:
             self._send([asked.item for asked in batch.asked], answer)

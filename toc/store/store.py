@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import TypeVar, Unpack
 
@@ -170,13 +170,6 @@ class Store(Batches):
     def away(self, server: int) -> StoreUnavailable | None:
         """Return why a server, by number, is marked as away; None if it is not."""
         return self._shards.health[self._shards.servers[server]].away
-
-    def examine_server(self, server: int, answered: Callable[[float], bool]) -> None:
-        """Find out whether a server whose answer is late is away. If so, mark it.
-
-        ``answered(seconds)`` waits for the answer and returns whether it came.
-        """
-        self._shards.health[self._shards.servers[server]].examine(answered)
 
     def clocks(self) -> dict[str, float | StoreUnavailable]:
         """Return, per server name, its clock minus this machine's in seconds, or why it does not answer.
