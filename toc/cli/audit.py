@@ -18,4 +18,4 @@ def audit(record: Record, *, as_json: bool) -> None:
     if not as_json:
         for action in actions:
             del action["id"], action["ended"]
-    show(actions, as_json=as_json, empty="no actions", spare=("details", "result"))
+    show(actions, as_json=as_json, empty="no actions")

@@ -19,7 +19,7 @@ def _show_list(record: Record, *, as_json: bool) -> None:
     jobs = record["jobs"]
     if not as_json:
         jobs = [{key: job[key] for key in _LISTED} for job in jobs]
-    show(jobs, as_json=as_json, empty="no bulk jobs", spare=("created", "by", "counts"))
+    show(jobs, as_json=as_json, empty="no bulk jobs")
 
 
 @command(app, bulk.outcomes)

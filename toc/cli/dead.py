@@ -24,8 +24,7 @@ def _show_list(record: Record, *, as_json: bool) -> None:
     """Examples: toc dead list --topic order.close --limit 20
     toc dead list --after 2h --error "connection refused"
     """
-    spare = ("crashes", "action_time", "ended")
-    show_tasks(record, _LISTED, as_json=as_json, empty="no dead tasks", spare=spare)
+    show_tasks(record, _LISTED, as_json=as_json, empty="no dead tasks")
 
 
 @command(app, dead.groups, arguments=0)

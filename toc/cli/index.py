@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from toc.cli.operations import command
+from toc.cli.operations import as_it_is, command
 from toc.cli.options import Json, option
 from toc.cli.output import progress_line, say, show_one
 from toc.cli.values import opened
 from toc.model.errors import SchemaBehind, StoreUnavailable
-from toc.operate.operation import Record
 from toc.operate.operations import index
 
 if TYPE_CHECKING:
@@ -22,16 +21,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Whether there is an index in Redis, or the database alone.")
 
 
-@command(app, index.on, arguments=0)
-def _show_on(record: Record, *, as_json: bool) -> None:
-    """Example: toc index on"""
-    show_one(record, as_json=as_json)
-
-
-@command(app, index.off, arguments=0)
-def _show_off(record: Record, *, as_json: bool) -> None:
-    """Example: toc index off"""
-    show_one(record, as_json=as_json)
+command(app, index.on, arguments=0)(as_it_is("Example: toc index on"))
+command(app, index.off, arguments=0)(as_it_is("Example: toc index off"))
 
 
 def sweep(as_json: Json = False) -> None:

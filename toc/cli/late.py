@@ -18,6 +18,6 @@ def late(record: Record, *, as_json: bool) -> None:
         show_one(record, as_json=True)
         return
     causes = [{name: one[name] for name in one if name != "worker"} for one in record["causes"]]
-    show(causes, as_json=False, empty="no task was late", spare=("evidence", "until", "remedy"))
+    show(causes, as_json=False, empty="no task was late")
     if record["more"]:
         say("there was more: give --limit, or a later --after")

@@ -131,7 +131,8 @@ def made(
             more = {"values": values} if "values" in inspect.signature(show).parameters else {}
             show(record, as_json=as_json, **more)
 
-        run.__doc__ = inspect.cleandoc(f"{operation.do.__doc__}\n\n    {show.__doc__ or ''}").strip()
+        docs = operation.do.__doc__ or "", show.__doc__ or ""
+        run.__doc__ = "\n\n".join(filter(None, map(inspect.cleandoc, docs)))
         run.__name__ = show.__name__
         taken = [_parameter(_safe(name), *_declared(param)) for name, param in params.items()]
         for place, param in enumerate(operation.params[:arguments]):
@@ -159,18 +160,24 @@ def command(app: typer.Typer, operation: Operation, **more: Any) -> Callable[[Sh
 def commands(app: typer.Typer, *operations: Operation) -> None:
     """Declare commands that print a record as it is, a line for each value."""
     for operation in operations:
-        command(app, operation)(_show)
+        command(app, operation)(as_it_is())
 
 
 def plain(operation: Operation, **more: Any) -> Callable[..., None]:
     """Return a command that is called as the verb and prints a record as it is."""
-    run = made(operation, **more)(_show)
+    run = made(operation, **more)(as_it_is())
     run.__name__ = operation.name.partition(".")[2]
     return run
 
 
-def _show(record: Record, *, as_json: bool) -> None:
-    show_one(record, as_json=as_json)
+def as_it_is(example: str = "") -> Show:
+    """Return what prints a record, a line for each value. The help of its command ends with the example."""
+
+    def show(record: Record, *, as_json: bool) -> None:
+        show_one(record, as_json=as_json)
+
+    show.__doc__ = example
+    return show
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -57,8 +57,8 @@ def console() -> Console:
 
 
 @contextmanager
-def screen() -> Iterator[tuple[Console, Callable[[RenderableType], None]]]:
-    """Yield a console and a function that draws a picture on it.
+def screen() -> Iterator[Callable[[RenderableType], None]]:
+    """Yield a function that draws a picture.
 
     On a terminal each picture replaces the one before; elsewhere it is printed below it.
     """
@@ -66,10 +66,10 @@ def screen() -> Iterator[tuple[Console, Callable[[RenderableType], None]]]:
 
     to = console()
     if not to.is_terminal:
-        yield to, to.print
+        yield to.print
         return
     with Live(console=to, auto_refresh=False, screen=True) as live:
-        yield to, lambda picture: live.update(picture, refresh=True)
+        yield lambda picture: live.update(picture, refresh=True)
 
 
 @contextmanager
@@ -100,57 +100,44 @@ def progress_line(what: str) -> Iterator[Callable[[float | None, str], None]]:
             print(_NEW_LINE, end="", file=sys.stderr, flush=True)
 
 
-def show(
-    records: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str, spare: Sequence[str] = ()
-) -> None:
+def show(records: Sequence[Mapping[str, Any]], *, as_json: bool, empty: str) -> None:
     """Print records with the same keys: a JSON array, or a table whose columns are the keys.
 
-    Without records it prints ``empty`` instead of a table. A narrow terminal drops the ``spare`` columns, the
-    first of them first.
+    Without records it prints ``empty`` instead of a table. A terminal that is too narrow breaks its lines.
     """
     if as_json:
         print_json(list(records))
     elif not records:
         say(empty)
     else:
-        to = console()
-        drawn, left_out = table(records, to.width, spare)
-        to.print(drawn)
-        if left_out:
-            names = ", ".join(name.replace("_", " ") for name in left_out)
-            say(f"left out because this terminal is narrow: {names}; use a wider one or --json")
+        from rich.console import Console
+        from rich.measure import Measurement
+
+        drawn, wide = table(records), Console(width=10_000)
+        least = Measurement.get(wide, wide.options, drawn).minimum
+        Console(width=max(console().width, least)).print(drawn)
 
 
-def table(
-    records: Sequence[Mapping[str, Any]], width: int, spare: Sequence[str] = ()
-) -> tuple[Table, Sequence[str]]:
-    """Return records with the same keys as a table, and the ``spare`` columns left out to fit into ``width``:
-    no id is torn apart, and no column of sentences is narrower than _SENTENCE. Numbers are right-aligned."""
-    from rich.console import Console
-    from rich.measure import Measurement
+def table(records: Sequence[Mapping[str, Any]]) -> Table:
+    """Return records with the same keys as a table: no id is torn apart, and no column of sentences is
+    narrower than _SENTENCE. Numbers are right-aligned."""
     from rich.table import Table
 
-    to = Console(width=10_000)
     rows = [{key: _shown(value) for key, value in record.items()} for record in records]
-    for narrow, count in [(False, 0), *((True, count) for count in range(len(spare) + 1))]:
-        keys = [key for key in rows[0] if key not in spare[:count]]
-        drawn = Table(box=None, pad_edge=False, collapse_padding=narrow)
-        for key in keys:
-            cells, title = [row[key] for row in rows], key.replace("_", " ")
-            longest = max(cell.cell_len for cell in cells)
-            wraps = any(" " in cell.plain for cell in cells)
-            drawn.add_column(
-                title,
-                justify="right" if all(_NUMBER.match(cell.plain) for cell in cells) else "left",
-                width=None if wraps else max(longest, *map(len, title.split() if narrow else [title]), 0),
-                min_width=min(_SENTENCE, longest),
-                overflow="fold",
-            )
-        for row in rows:
-            drawn.add_row(*(row[key] for key in keys))
-        if Measurement.get(to, to.options, drawn).minimum <= width:
-            break
-    return drawn, spare[:count]
+    drawn = Table(box=None, pad_edge=False)
+    for key in rows[0]:
+        cells = [row[key] for row in rows]
+        longest = max(cell.cell_len for cell in cells)
+        drawn.add_column(
+            key.replace("_", " "),
+            justify="right" if all(_NUMBER.match(cell.plain) for cell in cells) else "left",
+            no_wrap=not any(" " in cell.plain for cell in cells),
+            min_width=min(_SENTENCE, longest),
+            overflow="fold",
+        )
+    for row in rows:
+        drawn.add_row(*row.values())
+    return drawn
 
 
 def _shown(value: Any) -> Text:

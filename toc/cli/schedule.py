@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import typer
 
-from toc.cli.operations import command, commands
-from toc.cli.output import print_job_id, print_json, say, show, show_one
+from toc.cli.operations import as_it_is, command, commands
+from toc.cli.output import print_job_id, say, show
 from toc.operate.operation import Record
 from toc.operate.operations import schedules
 
 app = typer.Typer(no_args_is_help=True, help="Recurring tasks: by cron expression or interval.")
 
 
-@command(app, schedules.create)
-def _show_new(record: Record, *, as_json: bool) -> None:
-    """Example: toc schedule create report.nightly --topic report.make --cron '0 2 * * *' --zone Asia/Tokyo"""
-    show_one(record, as_json=as_json)
+command(app, schedules.create)(
+    as_it_is(
+        "Example: toc schedule create report.nightly --topic report.make --cron '0 2 * * *' --zone Asia/Tokyo"
+    )
+)
 
 
 _LISTED = ("name", "topic", "cron", "zone", "every", "paused", "next_time", "fired", "skipped", "missed")
@@ -30,7 +31,6 @@ def _show_list(record: Record, *, as_json: bool) -> None:
         found if as_json else [{key: each[key] for key in _LISTED} for each in found],
         as_json=as_json,
         empty="no schedules; toc schedule create report.nightly --topic report.make --cron '0 2 * * *'",
-        spare=("fired", "every", "topic"),
     )
     for each in found:
         if each["stuck"]:
@@ -39,15 +39,12 @@ def _show_list(record: Record, *, as_json: bool) -> None:
         say(f"there may be more: --after {record['next']}")
 
 
-@command(app, schedules.alter)
-def _show_altered(record: Record, *, as_json: bool) -> None:
-    """A schedule that is declared in code returns to its declaration when a worker starts.
-
-    Example: toc schedule alter report.nightly --cron '30 2 * * *'
-    """
-    show_one(record, as_json=as_json)
-
-
+command(app, schedules.alter)(
+    as_it_is(
+        "A schedule that is declared in code returns to its declaration when a worker starts.\n\n"
+        "Example: toc schedule alter report.nightly --cron '30 2 * * *'"
+    )
+)
 commands(app, schedules.show_schedule, schedules.pause, schedules.resume)
 
 
@@ -56,10 +53,11 @@ def _show_job_id(record: Record, *, as_json: bool) -> None:
     print_job_id(record["job_id"], as_json=as_json)
 
 
-@command(app, schedules.backfill)
-def _show_counts(record: Record, *, as_json: bool) -> None:
-    """Example: toc schedule backfill report.nightly --from 2030-01-01T00:00:00Z --to 2030-01-31T00:00:00Z"""
-    show_one(record, as_json=as_json)
+command(app, schedules.backfill)(
+    as_it_is(
+        "Example: toc schedule backfill report.nightly --from 2030-01-01T00:00:00Z --to 2030-01-31T00:00:00Z"
+    )
+)
 
 
 @command(app, schedules.preview_typed)
@@ -68,9 +66,4 @@ def _show_fires(record: Record, *, as_json: bool) -> None:
     show(record["fires"], as_json=as_json, empty="it does not fire within a hundred years")
 
 
-@command(app, schedules.delete)
-def _show_deleted(record: Record, *, as_json: bool) -> None:
-    if as_json:
-        print_json(record)
-    else:
-        say(f"{record['name']} is deleted")
+commands(app, schedules.delete)

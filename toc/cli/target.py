@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from toc.cli.operations import act, command, commands
+from toc.cli.operations import act, as_it_is, command, commands
 from toc.cli.options import Json
 from toc.cli.output import print_json, say, show, show_one
 from toc.cli.values import opened
@@ -36,23 +36,15 @@ def _show_new(record: Record, *, as_json: bool) -> None:
 
 @command(app, targets.list_targets)
 def _show_list(record: Record, *, as_json: bool) -> None:
-    show(
-        record["targets"],
-        as_json=as_json,
-        empty="no targets; toc target create NAME --url https://host/path",
-        spare=("created", "modified", "paused_by", "paused_why", "previous_until", "headers"),
+    empty = "no targets; toc target create NAME --url https://host/path"
+    show(record["targets"], as_json=as_json, empty=empty)
+
+
+command(app, targets.alter)(
+    as_it_is(
+        "An empty file removes all headers.\n\nExample: toc target alter shop --rate 0 --dead-on 404,422"
     )
-
-
-@command(app, targets.alter)
-def _show_altered(record: Record, *, as_json: bool) -> None:
-    """An empty file removes all headers.
-
-    Example: toc target alter shop --rate 0 --dead-on 404,422
-    """
-    show_one(record, as_json=as_json)
-
-
+)
 command(app, targets.rotate)(_show_secret)
 
 
@@ -75,12 +67,7 @@ def _show_one(
     show_one(record | {"used_by": topics}, as_json=as_json)
 
 
-commands(app, targets.pause, targets.resume)
-
-
-@command(app, targets.delete)
-def _show_deleted(record: Record, *, as_json: bool) -> None:
-    show_one({"deleted": record["name"]}, as_json=as_json)
+commands(app, targets.pause, targets.resume, targets.delete)
 
 
 @secrets.command()

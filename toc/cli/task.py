@@ -35,8 +35,6 @@ _MEANS = {
 """The explanation of each outcome other than the one that was asked for."""
 _FOUND = ("job_id", "topic", "biz_id", "status", "action_time", "next_time", "ended", "attempt", "attribute")
 """The columns of found tasks."""
-_SPARE = ("attribute", "attempt", "action_time", "topic")
-"""Those that a narrow terminal drops."""
 _RARE = ("dedup_key", "expired", "tries", "expires_at", "body_length", "unreadable")
 """Further columns, each shown if some task has it."""
 
@@ -165,16 +163,16 @@ def find(record: Record, *, as_json: bool) -> None:
     toc find --topic order.close --after 2030-01-31T12:00:00Z
     toc find --topic order.close --status processed --after 2h --before 1h
     """
-    show_tasks(record, _FOUND, as_json=as_json, empty="no such tasks", spare=_SPARE)
+    show_tasks(record, _FOUND, as_json=as_json, empty="no such tasks")
 
 
-def show_tasks(page: Record, keys: Sequence[str], *, as_json: bool, empty: str, spare: Sequence[str]) -> None:
+def show_tasks(page: Record, keys: Sequence[str], *, as_json: bool, empty: str) -> None:
     """Print a page of tasks; in a table they have these ``keys``, and rare ones if a task has them."""
     found = page["tasks"]
     rare = [name for name in _RARE if any(one.get(name) for one in found)]
     if not as_json:
         found = [{key: one.get(key) for key in (*keys, *rare)} for one in found]
-    show(found, as_json=as_json, empty=empty, spare=(*rare, *spare))
+    show(found, as_json=as_json, empty=empty)
     if page["next"] is not None:
         say(f"more follow: repeat it with --next {page['next']}")
 
@@ -182,7 +180,7 @@ def show_tasks(page: Record, keys: Sequence[str], *, as_json: bool, empty: str, 
 @made(cluster.running_tasks)
 def running(record: Record, *, as_json: bool) -> None:
     """Example: toc running --topic order.close"""
-    show(record["tasks"], as_json=as_json, empty="nothing runs", spare=("slot",))
+    show(record["tasks"], as_json=as_json, empty="nothing runs")
 
 
 @made(pending.cancel)

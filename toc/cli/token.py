@@ -32,7 +32,6 @@ def _show_list(record: Record, *, as_json: bool) -> None:
         [token | {"state": _state(token)} for token in record["tokens"]],
         as_json=as_json,
         empty="no tokens; toc token create NAME --role produce --topic 'shop.*'",
-        spare=("revoked_at", "created", "created_by"),
     )
 
 

@@ -15,7 +15,7 @@ from toc.cli.values import opened
 from toc.model.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import RenderableType
 
     from toc.operate.operation import Record
     from toc.operate.top import Picture
@@ -42,18 +42,17 @@ def top(
         view, cluster = Top(center, daemon or ()), center.settings.cluster
         view.look()
         if not (once or as_json):
-            with screen() as (to, draw):
+            with screen() as draw:
                 while True:
                     time.sleep(interval)
-                    draw(_drawn(view.look(), cluster, to))
+                    draw(_drawn(view.look(), cluster))
                     end_if_lost()
         time.sleep(interval)
         picture = view.look()
         if as_json:
             print_json(asdict(picture))
         else:
-            to = console()
-            to.print(_drawn(picture, cluster, to))
+            console().print(_drawn(picture, cluster))
         if view.workers_error is not None:
             raise view.workers_error
         if picture.silent:
@@ -61,9 +60,9 @@ def top(
             raise typer.Exit(1)
 
 
-def _drawn(picture: Picture, cluster: str, screen: Console) -> RenderableType:
-    """Draw a picture no wider than ``screen``: what is out of reach and late topics first, as a terminal may
-    have no room for all lines."""
+def _drawn(picture: Picture, cluster: str) -> RenderableType:
+    """Draw a picture: what is out of reach and late topics first, as a terminal may have no room for all
+    lines."""
     from rich.console import Group
     from rich.text import Text
 
@@ -76,16 +75,8 @@ def _drawn(picture: Picture, cluster: str, screen: Console) -> RenderableType:
     )
     parts: list[RenderableType] = [head, *(Text(f"! {line}", style="red") for line in picture.trouble)]
     topics = sorted(picture.topics, key=_is_late, reverse=True)
-    for lines, spare in (
-        (list(map(_topic_line, topics)), _TOPIC_SPARE),
-        (list(map(_worker_line, picture.workers)), ()),
-    ):
-        if lines:
-            parts.append(table(lines, screen.width, spare)[0])
-    return Group(*parts)
-
-
-_TOPIC_SPARE = ("handler_p99", "prepared", "retries/s", "late_p50", "running", "waiting")
+    tables = list(map(_topic_line, topics)), list(map(_worker_line, picture.workers))
+    return Group(*parts, *(table(lines) for lines in tables if lines))
 
 
 def _is_late(topic: Record) -> bool:

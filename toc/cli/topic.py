@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from toc.cli.operations import act, command, commands
+from toc.cli.operations import act, as_it_is, command, commands
 from toc.cli.options import Json, flag, option
 from toc.cli.output import say, show, show_one
 from toc.cli.values import load_settings
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Create topics and change their policies.")
 
 
-@command(app, topics.create)
-def _show_new(record: Record, *, as_json: bool) -> None:
-    """Example: toc topic create order.close --biz-type 1001 --slots 8 --retries 10"""
-    show_one(record, as_json=as_json)
+command(app, topics.create)(
+    as_it_is("Example: toc topic create order.close --biz-type 1001 --slots 8 --retries 10")
+)
 
 
 @command(app, topics.list_topics)
@@ -31,18 +30,11 @@ def _show_list(record: Record, *, as_json: bool) -> None:
     if not as_json:  # `show` prints the policies: they do not fit on a screen
         keys = ("name", "biz_type", "slot_amount", "topic_type", "paused", "retries", "backoff")
         records = [{key: one[key] for key in keys} for one in records]
-    show(
-        records,
-        as_json=as_json,
-        empty="no topics yet; toc topic create order.close --biz-type 1001 --slots 8",
-        spare=("backoff", "topic_type"),
-    )
+    empty = "no topics yet; toc topic create order.close --biz-type 1001 --slots 8"
+    show(records, as_json=as_json, empty=empty)
 
 
-@command(app, topics.alter)
-def _show_altered(record: Record, *, as_json: bool) -> None:
-    """Example: toc topic alter order.close --slots 16 --backoff-cap 5m"""
-    show_one(record, as_json=as_json)
+command(app, topics.alter)(as_it_is("Example: toc topic alter order.close --slots 16 --backoff-cap 5m"))
 
 
 @app.command()

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from toc.operate.admin import SlotView
     from toc.sdk.client import TimeoutCenter
 
-SLOT_SPARE = ("error", "moving_to", "state", "since", "next_due", "why", "dead", "prepared")
 _WORKERS = (
     *("worker", "host", "pid", "version", "protocol", "weight", "owned", "assigned", "tables", "drained"),
     *("leader", "joined", "topics", "metrics", "out_of_reach", "lost_threads"),
@@ -78,9 +77,7 @@ def slots(
             _watch(center, topic)
         else:
             views = slot_views(center, topic)
-            show(
-                _slot_lines(views, as_json), as_json=as_json, empty="no topics, so no slots", spare=SLOT_SPARE
-            )
+            show(_slot_lines(views, as_json), as_json=as_json, empty="no topics, so no slots")
 
 
 @made(cluster.workers)
@@ -89,12 +86,8 @@ def workers(record: Record, *, as_json: bool) -> None:
     found = record["workers"]
     if not as_json:
         found = [{key: one[key] for key in _WORKERS if key in one} for one in found]
-    show(
-        found,
-        as_json=as_json,
-        empty="no workers; start one on each host with `toc worker --app ...`",
-        spare=("lost_threads", "out_of_reach", "metrics", "pid", "topics", "joined", "leader", "protocol"),
-    )
+    empty = "no workers; start one on each host with `toc worker --app ...`"
+    show(found, as_json=as_json, empty=empty)
 
 
 @made(cluster.intents)
@@ -119,11 +112,11 @@ def _watch(center: TimeoutCenter, topic: str | None) -> None:
     """Draw the slots each second. Those that are late or move come first: not all may have room."""
     from toc.operate.admin import slot_views
 
-    with screen() as (to, draw):
+    with screen() as draw:
         while True:
             views = sorted(slot_views(center, topic), key=_urgency, reverse=True)
             lines = _slot_lines(views)
-            draw(table(lines, to.width, SLOT_SPARE)[0] if lines else "no topics, so no slots")
+            draw(table(lines) if lines else "no topics, so no slots")
             end_if_lost()
             time.sleep(1)
 
