@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from typing_extensions import TypedDict
+
+from toc.model.duration import Duration, seconds_of
 from toc.model.task import Task
 
 TOLERANCE = timedelta(milliseconds=5)
@@ -15,18 +17,26 @@ MAX_SHOWN = 5
 """Most tasks that a failure shows."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """A task as a test describes it. What is None may be anything. ``attribute``: items that it must have.
-    ``tolerance``: how far its due time may be off."""
+class Like(TypedDict, total=False):
+    """How a test describes a task. What is not named may be anything. ``attribute``: items that it must
+    have."""
 
-    topic: str
-    biz_id: int | str | None = None
-    due_in: timedelta | None = None
-    due_at: datetime | None = None
-    attribute: Mapping[str, Any] | None = None
-    body: bytes | None = None
-    tolerance: timedelta
+    biz_id: int | str | None
+    due_in: Duration | None
+    due_at: datetime | None
+    attribute: Mapping[str, Any] | None
+    body: bytes | None
+
+
+class Expected:
+    """A task as a test describes it. ``tolerance``: how far its due time may be off."""
+
+    def __init__(self, topic: str, like: Like, tolerance: timedelta) -> None:
+        self.topic, self.tolerance = topic, tolerance
+        self.biz_id, self.body = like.get("biz_id"), like.get("body")
+        self.attribute, self.due_at = like.get("attribute"), like.get("due_at")
+        due_in = like.get("due_in")
+        self.due_in = None if due_in is None else timedelta(seconds=seconds_of(due_in))
 
     def differences(self, task: Task, now: datetime) -> list[str]:
         """How a task differs, each as a sentence; empty if it does not."""

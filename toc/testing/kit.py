@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Self
+
+from typing_extensions import Unpack
 
 from toc.config import Settings
 from toc.model.catalog import TopicCatalog
@@ -25,7 +27,7 @@ from toc.sdk.parts import StandIn, open_queues
 from toc.store.memory import MemoryDatabase
 from toc.store.store import Store
 from toc.testing.clock import VirtualClock
-from toc.testing.expected import TOLERANCE, Expected, describe, nearest_first
+from toc.testing.expected import TOLERANCE, Expected, Like, describe, nearest_first
 from toc.testing.running import Running, new_type
 from toc.testing.transactions import Transactions
 
@@ -117,41 +119,24 @@ class Toc:
         ]
 
     def assert_submitted(
-        self,
-        topic: str,
-        *,
-        biz_id: int | str | None = None,
-        due_in: Duration | None = None,
-        due_at: datetime | None = None,
-        attribute: Mapping[str, Any] | None = None,
-        body: bytes | None = None,
-        status: TaskStatus | str | None = TaskStatus.PENDING,
+        self, topic: str, *, status: TaskStatus | str | None = TaskStatus.PENDING, **like: Unpack[Like]
     ) -> Task:
         """Return the first task that is so. Raises AssertionError, which shows what there is instead.
 
         ``due_in`` counts from ``now``; ``attribute`` are items that it must have among others. A ``status``
         of None is any.
         """
-        expected = self._expected(topic, biz_id, due_in, due_at, attribute, body)
-        tasks = self.tasks(status=status)
+        expected, tasks = self._expected(topic, like), self.tasks(status=status)
         for task in tasks:
             if not expected.differences(task, self.now):
                 return task
         raise AssertionError(f"no task {expected}; {nearest_first(expected, tasks, self.now)}")
 
     def refute_submitted(
-        self,
-        topic: str,
-        *,
-        biz_id: int | str | None = None,
-        due_in: Duration | None = None,
-        due_at: datetime | None = None,
-        attribute: Mapping[str, Any] | None = None,
-        body: bytes | None = None,
-        status: TaskStatus | str | None = TaskStatus.PENDING,
+        self, topic: str, *, status: TaskStatus | str | None = TaskStatus.PENDING, **like: Unpack[Like]
     ) -> None:
         """Raise AssertionError, which shows it, if there is a task that is so."""
-        expected = self._expected(topic, biz_id, due_in, due_at, attribute, body)
+        expected = self._expected(topic, like)
         for task in self.tasks(status=status):
             if not expected.differences(task, self.now):
                 raise AssertionError(f"there is a task {expected}: {describe(task, self.now)}")
@@ -242,24 +227,8 @@ class Toc:
 
     # --- inside
 
-    def _expected(
-        self,
-        topic: str,
-        biz_id: int | str | None,
-        due_in: Duration | None,
-        due_at: datetime | None,
-        attribute: Mapping[str, Any] | None,
-        body: bytes | None,
-    ) -> Expected:
-        return Expected(
-            topic=topic,
-            biz_id=biz_id,
-            due_in=None if due_in is None else timedelta(seconds=seconds_of(due_in)),
-            due_at=due_at,
-            attribute=attribute,
-            body=body,
-            tolerance=TOLERANCE + timedelta(milliseconds=self._clock.lag_ms),
-        )
+    def _expected(self, topic: str, like: Like) -> Expected:
+        return Expected(topic, like, TOLERANCE + timedelta(milliseconds=self._clock.lag_ms))
 
     def _after(self, duration: Duration) -> int:
         return self._clock.now_ms() + round(seconds_of(duration) * 1000)
