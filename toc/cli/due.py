@@ -11,7 +11,7 @@ import typer
 
 from toc.cli.operations import acted, made
 from toc.cli.options import Json, option
-from toc.cli.output import print_json, say, show
+from toc.cli.output import print_json, say, show, show_one
 from toc.cli.values import number
 from toc.model.duration import parse_duration
 from toc.model.errors import InvalidInput
@@ -51,7 +51,11 @@ def due(
     elif what_if is None:
         _show_due(record)
     else:
-        _show_pile(record)
+        show_one(
+            {key: value for key, value in record.items() if key not in ("steps", "missing")}, as_json=False
+        )
+        say("--json has what would wait at the end of each minute, later of each hour")
+        _missing(record)
 
 
 def _show_due(record: Record) -> None:
@@ -67,27 +71,6 @@ def _show_due(record: Record) -> None:
     days = [sum(hours[first : first + _DAY]) for first in range(0, len(hours), _DAY)]
     _bars("next week, days from now", "%a %d", hour, timedelta(days=1), days)
     _remarks(record)
-
-
-def _show_pile(record: Record) -> None:
-    resumed = datetime.fromisoformat(record["resumed"])
-    print(f"{record['waiting']:,} tasks would wait at {resumed:%a %H:%M} (UTC)")
-    if record["drained"] is not None:
-        drained = datetime.fromisoformat(record["drained"])
-        print(f"all would have started at {drained:%a %H:%M}, {record['drain_seconds']:,.0f} s later")
-    elif record["rate"] is None and record["capacity"] is None:
-        print(
-            "how long they would take is not known: no worker has told what it starts in a minute; --rate N"
-        )
-    else:
-        print("they would not all have started within a week")
-    steps = record["steps"]
-    most = max(step["waiting"] for step in steps)
-    print("\nwaiting at the end of each minute, later hour (UTC)")
-    for step in steps:
-        at = datetime.fromisoformat(step["at"])
-        print(f"{at:%a %H:%M} {step['waiting']:>12,} {_bar(step['waiting'], most)}")
-    _missing(record)
 
 
 @made(operations.lateness)

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
 
 import typer
 
-from toc.cli.operations import made, plain
+from toc.cli.operations import act, acted, made, plain
 from toc.cli.options import Json, flag, option
 from toc.cli.output import screen, show, table
 from toc.cli.streams import end_if_lost
 from toc.cli.values import daemon_settings, opened
-from toc.model.errors import IndexUnavailable, InvalidInput, NotInstalled
+from toc.model.errors import InvalidInput, NotInstalled
 from toc.operate.operation import Record
 from toc.operate.operations import cluster
-from toc.operate.records import ownership_record, queue_record
-
-if TYPE_CHECKING:
-    from toc.operate.admin import SlotView
-    from toc.sdk.client import TimeoutCenter
 
 _WORKERS = (
     *("worker", "host", "pid", "version", "protocol", "weight", "owned", "assigned", "tables", "drained"),
@@ -68,16 +62,24 @@ def slots(
 
     What workers have taken and cannot start is in `toc top`.
     """
-    from toc.operate.admin import slot_views
-
     if watch and as_json:
         raise InvalidInput("give --watch or --json, not both")
-    with opened() as center:
-        if watch:
-            _watch(center, topic)
-        else:
-            views = slot_views(center, topic)
-            show(_slot_lines(views, as_json), as_json=as_json, empty="no topics, so no slots")
+    values: Record = {} if topic is None else {"topic": topic}
+    empty = "no topics, so no slots"
+    if not watch:
+        show(acted(cluster.slots, **values)["slots"], as_json=as_json, empty=empty)
+        return
+    with opened() as center, screen() as draw:
+        while True:
+            # Those that are late come first: not all may have room.
+            found = sorted(act(cluster.slots, center, **values)["slots"], key=_late, reverse=True)
+            draw(table(found) if found else empty)
+            end_if_lost()
+            time.sleep(1)
+
+
+def _late(slot: Record) -> bool:
+    return (slot["overdue"] or 0) >= 1
 
 
 @made(cluster.workers)
@@ -106,42 +108,3 @@ weight, unweight = plain(cluster.weigh, arguments=2), plain(cluster.unweigh)
 def rebalance(record: Record, *, as_json: bool) -> None:
     """Example: toc rebalance --dry-run"""
     show(record["moves"], as_json=as_json, empty="nothing to move: all is even")
-
-
-def _watch(center: TimeoutCenter, topic: str | None) -> None:
-    """Draw the slots each second. Those that are late or move come first: not all may have room."""
-    from toc.operate.admin import slot_views
-
-    with screen() as draw:
-        while True:
-            views = sorted(slot_views(center, topic), key=_urgency, reverse=True)
-            lines = _slot_lines(views)
-            draw(table(lines) if lines else "no topics, so no slots")
-            end_if_lost()
-            time.sleep(1)
-
-
-def _urgency(view: SlotView) -> tuple[bool, bool]:
-    """Whether a slot is late; whether it has no owner or is moving."""
-    return (
-        view.overdue_ms or 0
-    ) >= 1000, view.ownership is not None and view.ownership.state.value != "owned"
-
-
-def _slot_lines(views: list[SlotView], whole: bool = False) -> list[dict[str, Any]]:
-    """Return the slots, unless they are shown ``whole`` without columns that are seldom filled."""
-    records = [_slot_record(view) for view in views]
-    seldom = () if whole else ("state", "moving_to", "error")
-    idle = [name for name in seldom if not any(each[name] for each in records)]
-    return [{name: value for name, value in each.items() if name not in idle} for each in records]
-
-
-def _slot_record(view: SlotView) -> dict[str, Any]:
-    ownership, counts = view.ownership, queue_record(view)
-    record = ownership_record(view) | {
-        "moving_to": ownership.assigned if ownership and ownership.state.value == "moving" else None,
-        "why": (ownership and ownership.reason) or None,
-    }
-    counts["overdue_seconds"] = counts.pop("overdue")
-    error = str(view.queues) if isinstance(view.queues, IndexUnavailable) else None
-    return record | counts | {"error": error}

@@ -95,7 +95,7 @@ class OperatedCluster:
 
     def most_overdue(self) -> float:
         """Of all slots, in milliseconds."""
-        return max(1000 * (row["overdue_seconds"] or 0) for row in self.json("toc slots"))
+        return max(1000 * (row["overdue"] or 0) for row in self.json("toc slots"))
 
     def wait(self, condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
         logs = self._system.logs() if self._system else ""
