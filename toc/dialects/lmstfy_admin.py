@@ -9,6 +9,7 @@ import secrets
 from base64 import b64decode
 from contextlib import suppress
 from functools import partial
+from importlib.metadata import version
 from typing import ClassVar
 
 from toc.dialects import lmstfy_wire as wire
@@ -68,15 +69,15 @@ class LmstfyAdmin(Dialect):
         parts = request.path.strip("/").split("/")
         query = Query(request.query)
         if request.method == "GET" and parts == ["version"]:
-            return _render({"version": self._version(), "build_commit": "", "build_date": ""}, "version")
+            return _render(
+                {"version": version("timeout-center"), "build_commit": "", "build_date": ""}, "version"
+            )
         engine = query.get("kind", ENGINE)
         if request.method == "GET" and parts == ["pools"]:
             return _render(["default"] if engine == ENGINE else [], "pools")
         if request.method == "GET" and parts == ["info"]:
             there = engine == ENGINE and query.get("pool") in ("", "default")
             return self._info(giver) if there else reply(None, 200)._replace(name="info")
-        if (unlimited := _unlimited(request, parts, query)) is not None:
-            return unlimited
         if len(parts) == 2 and parts[0] == "token" and request.method in ("GET", "POST"):
             do = self._list if request.method == "GET" else self._create
             return await do(parts[1], query, request, giver)
@@ -184,38 +185,6 @@ class LmstfyAdmin(Dialect):
         store = self.service.center.store
         with audited(store, giver.name, "token.revoke", name):
             return revoke_token(store, name, giver=giver).name
-
-    def _version(self) -> str:
-        from importlib.metadata import version
-
-        return version("timeout-center")
-
-
-def _unlimited(request: Request, parts: list[str], query: Query) -> Reply | None:
-    """Answer a call about limits of tokens or about the access log. None: it is another call.
-
-    The answers are those of an original lmstfy that has neither. Raises Refused if the call would
-    set a limit or turn on the log.
-    """
-    limit = len(parts) in (4, 5) and parts[0] == "token" and parts[3] == "limit"
-    if request.method == "GET":
-        if parts == ["limits"]:
-            return reply([], 200)._replace(name="limits")
-        if parts == ["accesslog"]:
-            return reply({"status": "disabled"}, 200)._replace(name="accesslog")
-        if limit:
-            return reply(None, 404)._replace(body=b"null", media_type=wire.MEDIA_TYPE, name="limits")
-    elif limit and request.method == "DELETE":
-        return reply({"msg": "success"}, 200)._replace(name="limits")
-    elif limit and request.method in ("POST", "PUT"):
-        raise Refused(501, "limits of tokens are set by: toc token create --rate")
-    elif parts == ["accesslog"] and request.method == "POST":
-        if query.get("status") == "disable":
-            return reply({"status": "disabled"}, 200)._replace(name="accesslog")
-        if query.get("status") == "enable":
-            raise Refused(501, "there is no access log")
-        raise Refused(400, "invalid status")
-    return None
 
 
 def _render(content: object, name: str, status: int = 200) -> Reply:
