@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 from benchmarks.local import MariaDB, Nodes, RedisCluster, ZooKeeper
 from benchmarks.private import PrivateServer, free_port
 from toc.dev.local.embedded import write_config
-from toc.dev.local.process import Process
+from toc.dev.local.process import spawn, stop
 
 _TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
 STOP_SECONDS = 40.0
@@ -74,7 +75,7 @@ class LocalCluster:
             "mariadb": self._mariadb,
             **{f"zookeeper{number}": node for number, node in enumerate(self._zookeeper.nodes, 1)},
         }
-        self.daemons: list[Process] = []
+        self.daemons: list[subprocess.Popen[bytes]] = []
         self._hosts = [f"host{number}" for number in range(1, daemons + 1)]
         self._app = app
 
@@ -104,12 +105,12 @@ class LocalCluster:
             }
             command = [*_TOC, "worker", "--app", self._app, "--processes", "2"]
             log = self.directory / f"{host}.log"
-            self.daemons.append(Process.spawn(command, log, env=outside | own))
+            self.daemons.append(spawn(command, log, env=outside | own))
         return settings
 
     def stop(self) -> None:
         """Stop the daemons in good order, then the servers."""
         for daemon in self.daemons:
-            daemon.stop(STOP_SECONDS)
+            stop(daemon, STOP_SECONDS)
         for server in self.servers.values():
             server.stop()

@@ -6,11 +6,12 @@ import contextlib
 import random
 import signal
 import socket
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from toc.dev.local.process import Process, StartFailed, tail, until
+from toc.dev.local.process import StartFailed, kill, spawn, stop, tail, until
 from toc.model.errors import UnfitServer
 
 
@@ -49,7 +50,7 @@ class PrivateServer(Started):
         self.directory = directory.absolute()
         self.port = port
         self.log = self.directory / f"{self.name}.log"
-        self.process: Process | None = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int:
@@ -73,12 +74,12 @@ class PrivateServer(Started):
                 self.port = free_port() if retry else self.kept_port("port")
             command = self._prepare()
             start = self.log.stat().st_size
-            process = self.process = Process.spawn(command, self.log)
-            ready = until(lambda: self._ready(start) or not process.alive(), self.start_timeout)  # noqa: B023
-            if ready and process.alive():
+            process = self.process = spawn(command, self.log)
+            ready = until(lambda: self._ready(start) or not self.running(), self.start_timeout)  # noqa: B023
+            if ready and self.running():
                 self._write("port", [str(self.port)])
                 return self
-            process.kill()
+            kill(process)
             said = tail(self.log, start)
             if fixed or "ddress already in use" not in said:
                 break
@@ -88,27 +89,27 @@ class PrivateServer(Started):
         """End the server in good order, or by force after ``stop_timeout`` seconds. May be called twice."""
         self.resume()  # a paused process would not receive the SIGTERM
         if self.process is not None:
-            self.process.stop(self.stop_timeout)
+            stop(self.process, self.stop_timeout)
 
     def kill(self) -> None:
         """End the server with SIGKILL, as a crash would."""
         if self.process is not None:
-            self.process.kill()
+            kill(self.process)
 
     def pause(self) -> None:
         """Send SIGSTOP and wait until it holds: connections stay open and nothing answers, until resume()."""
         if self.process is not None:
-            self.process.signal(signal.SIGSTOP)
+            self.process.send_signal(signal.SIGSTOP)
             until(lambda: _halted(self.pid) or not self.running(), 10)
 
     def resume(self) -> None:
         """Send SIGCONT."""
         if self.process is not None:
-            self.process.signal(signal.SIGCONT)
+            self.process.send_signal(signal.SIGCONT)
 
     def running(self) -> bool:
         """Whether its process runs."""
-        return self.process is not None and self.process.alive()
+        return self.process is not None and self.process.poll() is None
 
     def _prepare(self) -> list[str | Path]:
         """Write what the server reads at its start; return the command."""

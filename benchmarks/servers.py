@@ -34,7 +34,7 @@ class PostgreSql(PrivateServer):
     def stop(self) -> None:
         """Shut down fast, without waiting for clients."""
         if self.process is not None:
-            self.process.signal(signal.SIGINT)
+            self.process.send_signal(signal.SIGINT)
         super().stop()
 
     def _prepare(self) -> list[str | Path]:

@@ -13,7 +13,7 @@ from harness.patience import until
 from benchmarks.local import RedisServer
 from toc.dev.local import redis
 from toc.dev.local.embedded import lock
-from toc.dev.local.process import Process, tail
+from toc.dev.local.process import spawn, stop, tail
 from toc.dev.local.redis import MissingServer, find_redis
 from toc.model.errors import ConfigError, UnfitServer
 
@@ -25,29 +25,19 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Pa
         "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         "child = os.fork(); child and print(child, flush=True); time.sleep(600)"
     )
-    process = Process.spawn([sys.executable, "-c", program], tmp_path / "log")
+    process = spawn([sys.executable, "-c", program], tmp_path / "log")
     assert until(lambda: tail(tmp_path / "log").isdigit(), 60)
     child = Path("/proc", tail(tmp_path / "log"), "stat")
-    process.stop(0.05)
-    assert not process.alive()
+    stop(process, 0.05)
+    assert process.poll() is not None
+    stop(process, 0.05)
     assert until(lambda: not child.exists() or ") Z " in child.read_text(), 60)
-
-
-def test_a_process_that_has_ended_is_not_signalled_again(tmp_path: Path) -> None:
-    process = Process.spawn(["/bin/true"], tmp_path / "log")
-    assert process.wait(60)
-    with subprocess.Popen(SLEEP, stdout=subprocess.DEVNULL, start_new_session=True) as stranger:
-        process.pid = stranger.pid  # as if the number were given anew
-        process.stop(1)
-        process.kill()
-        assert stranger.poll() is None
-        stranger.kill()
 
 
 def test_a_process_dies_with_its_parent(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from toc.dev.local.process import Process; "
-        f"bound = Process.spawn({SLEEP!r}, Path({str(tmp_path / 'log')!r})); "
+        "import sys, time; from pathlib import Path; from toc.dev.local.process import spawn; "
+        f"bound = spawn({SLEEP!r}, Path({str(tmp_path / 'log')!r})); "
         "print(bound.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:

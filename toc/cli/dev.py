@@ -22,7 +22,7 @@ from toc.cli.streams import end_if_lost
 from toc.cli.values import load_settings, who
 from toc.cli.worker import check_webhooks
 from toc.model.access import Role
-from toc.model.errors import ConfigError
+from toc.model.errors import ConfigError, InvalidInput, shown
 
 if TYPE_CHECKING:
     from toc.config import Settings
@@ -35,7 +35,7 @@ DEV_TOKEN_SECONDS = 7 * 86_400.0
 
 
 def demo(
-    count: int = option("N", "How many orders to make up.", default=1000, min=1, max=10_000),
+    count: int = option("N", "How many orders to make up.", default=1000),
     seconds: int = option("N", "How long 30 minutes take.", default=15, min=1, max=600),
     as_json: Json = False,
 ) -> None:
@@ -49,6 +49,8 @@ def demo(
     from toc.dev.demo.run import embedded, play
     from toc.observe import log
 
+    if not 1 <= count <= 10_000:
+        raise InvalidInput(f"--count must be 1 to 10,000, not {shown(count)}")
     log.configure("warning")
     _clean_up_when_terminated()
     say("starting a private Redis, SQLite and a worker ...")

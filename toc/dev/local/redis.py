@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-from toc.dev.local.process import Process, StartFailed, tail, until
+from toc.dev.local.process import StartFailed, kill, spawn, stop, tail, until
 from toc.model.errors import UnfitServer
 
 START_SECONDS = 60.0
@@ -36,7 +36,7 @@ class EmbeddedRedis:
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
         self.socket = socket_path(self.directory)
-        self.process: Process | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -59,22 +59,26 @@ class EmbeddedRedis:
             'maxmemory-policy noeviction\nsave ""\nappendonly yes\nappendfsync everysec\n'
         )
         start = log.stat().st_size
-        process = self.process = Process.spawn([find_redis(), conf], log)
-        until(lambda: READY in tail(log, start, size=1 << 20) or not process.alive(), START_SECONDS)
-        if READY not in tail(log, start, size=1 << 20) or not process.alive():
-            process.kill()
+        process = self._process = spawn([find_redis(), conf], log)
+
+        def ready() -> bool:
+            return READY in tail(log, start, size=1 << 20)
+
+        until(lambda: ready() or process.poll() is not None, START_SECONDS)
+        if not ready() or process.poll() is not None:
+            kill(process)
             raise StartFailed(
                 f"redis did not start in {self.directory}; its log ends with:\n{tail(log, start)}"
             )
 
     def stop(self) -> None:
         """End the server in good order, or by force after STOP_SECONDS. May be called twice."""
-        if self.process is not None:
-            self.process.stop(STOP_SECONDS)
+        if self._process is not None:
+            stop(self._process, STOP_SECONDS)
 
     def running(self) -> bool:
         """Whether its process runs."""
-        return self.process is not None and self.process.alive()
+        return self._process is not None and self._process.poll() is None
 
 
 def find_redis() -> Path:
