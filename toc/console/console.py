@@ -118,30 +118,24 @@ class Console:
         query = dict(parse_qsl(scope["query_string"].decode("latin-1")))
         if method == "GET":
             return self._login_page(scope, exchange, query.get("next", ""))
-        address = exchange.sender = exchange.connection.address
+        exchange.sender = exchange.connection.address
         form = await _form(method, exchange)
         following = _within(form.get("next", ""))
-        wait = self._sessions.wait(address)
-        if wait:
-            why = f"too many failed logins from this address: try again in {ceil(wait)} s"
-            return self._login_page(scope, exchange, following, why, 429, {"retry-after": str(ceil(wait))})
         secret = form.get("token", "").strip()
         cookie = self._sessions.begin(secret)
         if cookie is None:
-            self._sessions.failed(address)
             why = self._service.book.why_not(secret)
             return self._login_page(scope, exchange, following, why, 401)
         return _redirect(following, cookie)
 
     def _login_page(
-        self, scope: Scope, exchange: Exchange, following: str, why: str = "", status: int = 200,
-        headers: Mapping[str, str] | None = None,
-    ) -> Answer:  # fmt: skip
+        self, scope: Scope, exchange: Exchange, following: str, why: str = "", status: int = 200
+    ) -> Answer:
         # Browsers send Sec-Fetch-Site where they keep secure cookies, as at the outside of a proxy with TLS.
         local = LOCAL.fullmatch(exchange.header(b"host") or "") is not None
         secure = scope["scheme"] == "https" or local or exchange.header(b"sec-fetch-site") is not None
         return self._html(
-            "login.html", None, status, headers or {}, why=why, secure=secure, following=_within(following)
+            "login.html", None, status, {}, why=why, secure=secure, following=_within(following)
         )
 
     def _stranger(self, method: str, scope: Scope, exchange: Exchange) -> Answer:

@@ -1,5 +1,4 @@
-"""Who is logged in: a sealed cookie that ends with its token, a CSRF token made of it, and a bound on failed
-logins.
+"""Who is logged in: a sealed cookie that ends with its token, and a CSRF token made of it.
 
 The cookie holds the SHA-256 of the access token and when the login ends, under an HMAC with a key made of the
 secret of the task table. So nothing is stored, every gateway process knows it, and a token that is revoked,
@@ -19,11 +18,6 @@ from toc.operate.tokens import TokenBook, digest
 
 COOKIE = "__Host-toc"
 LASTS_MS = 12 * 3_600_000
-FAILURES = 10
-"""Failed logins of an address in FAILURE_SECONDS, after which it waits."""
-FAILURE_SECONDS = 60.0
-ADDRESSES = 10_000
-"""Addresses whose failures are remembered at most."""
 _HASH, _END = 32, 8
 
 
@@ -58,7 +52,6 @@ class Sessions:
         self._book = book
         self._clock = clock
         self._key = hmac.digest(secret, b"toc console", "sha256")
-        self._failures: dict[str, list[float]] = {}
 
     def begin(self, secret: str) -> str | None:
         """Return the cookie of a new login by an access token, None if it lets nobody in.
@@ -95,22 +88,6 @@ class Sessions:
 
     def _seal(self, payload: bytes, name: str) -> bytes:
         return hmac.digest(self._key, payload + name.encode(), "sha256")
-
-    def wait(self, address: str) -> float:
-        """Return after how many seconds an address may try to log in; 0.0: now."""
-        failures = self._failures.get(address, ())
-        if len(failures) < FAILURES:
-            return 0.0
-        return max(0.0, failures[-FAILURES] + FAILURE_SECONDS - self._clock.monotonic())
-
-    def failed(self, address: str) -> None:
-        """Count a failed login of an address; of a proxy ('') none, which speaks for many."""
-        if not address:
-            return
-        failures = self._failures.pop(address, [])
-        self._failures[address] = [*failures[1 - FAILURES :], self._clock.monotonic()]
-        if len(self._failures) > ADDRESSES:
-            del self._failures[next(iter(self._failures))]
 
 
 def _xor(one: bytes, other: bytes) -> bytes:

@@ -21,7 +21,6 @@ from harness.rows import change
 
 from toc.config import Settings
 from toc.console.pages import PAGES
-from toc.console.sessions import FAILURES
 from toc.model.access import MATRIX, Role
 from toc.model.lateness import Cause, Episode
 from toc.model.topic import Topic
@@ -124,16 +123,6 @@ def test_the_login_page_says_where_it_cannot_work(shared: Gateway) -> None:
     assert "cannot log in" not in stranger.get("/login").text
     behind = stranger.get("/login", Host="gate.example", Sec_Fetch_Site="none")  # a proxy has the certificate
     assert "cannot log in" not in behind.text
-
-
-def test_failed_logins_are_bounded(system_gateway: Gateway) -> None:
-    stranger = Browser(system_gateway, None)
-    answers = [stranger.log_in("toc_wrong").status for _ in range(FAILURES + 1)]
-    assert answers == [401] * FAILURES + [429]
-    refused = stranger.log_in(system_gateway.tokens["all"])
-    assert refused.status == 429
-    assert 0 < int(refused.headers["retry-after"]) <= 60
-    assert "toc_wrong" not in system_gateway.told()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import socket
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from harness.rows import change
 from harness.system import System
 
 from toc.console.console import Console
-from toc.console.sessions import COOKIE, FAILURES, Sessions
+from toc.console.sessions import COOKIE, Sessions
 from toc.console.shown import Column
 from toc.gateway.app import App
 from toc.gateway.connections import Crowd
@@ -82,19 +81,6 @@ def test_a_page_that_is_long_to_draw_holds_up_no_other_request(
 
     asyncio.run(steps())
     assert all(in_time), "nothing else was answered while the page was drawn"
-
-
-@pytest.fixture(scope="module")
-def proxied(shared: Gateway) -> Iterator[Gateway]:
-    """A gateway for which all its clients are one proxy."""
-    with Gateway(shared.system, "--proxy", "127.0.0.1/32", host="proxied", beside=shared) as gateway:
-        yield gateway
-
-
-def test_failed_logins_through_a_proxy_keep_nobody_else_out(proxied: Gateway) -> None:
-    stranger = Browser(proxied, None)
-    assert [stranger.log_in("toc_wrong").status for _ in range(FAILURES + 1)] == [401] * (FAILURES + 1)
-    assert stranger.log_in(proxied.tokens["all"]).status == 303
 
 
 def test_an_origin_that_is_no_address_is_another_site(shared: Gateway) -> None:
