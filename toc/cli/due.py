@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from math import log2
 from typing import Annotated, Any
 
 import typer
@@ -22,8 +21,6 @@ BAR = 40
 """The longest bar."""
 _COLUMNS = ("topic", "overdue", "hour", "day", "week", "later")
 _DAY = 24
-_SHADES = " .:-=+*#%@"
-"""A cell of the heat map: nothing, then ever more. Each is twice the one before, or more."""
 
 
 def due(
@@ -75,7 +72,7 @@ def _show_due(record: Record) -> None:
 
 @made(operations.lateness)
 def lateness(record: Record, *, as_json: bool) -> None:
-    """Of a heat map each column is a minute, each row a lateness, and a denser sign more starts.
+    """The console draws how late the starts of each minute were; --json has the numbers.
 
     Examples: toc lateness
               toc lateness order.close --json
@@ -84,25 +81,8 @@ def lateness(record: Record, *, as_json: bool) -> None:
         print_json(record)
         return
     show(record["topics"], as_json=False, empty="nothing was started in the last hour")
-    total = record["total"]
-    most = max(map(max, total["lateness"]))
-    if most:
-        start = datetime.fromisoformat(record["minutes_from"])
-        print(f"\nstarts by lateness, {start:%H:%M} to {start + timedelta(hours=1):%H:%M} (UTC)")
-        names = [f"{bound:g} s" for bound in record["bounds"]]
-        names.append(f"> {names[-1]}")
-        seen = [number for number, row in enumerate(zip(*total["lateness"], strict=True)) if any(row)]
-        for bucket in range(seen[-1], seen[0] - 1, -1):
-            cells = "".join(_shade(minute[bucket], most) for minute in total["lateness"])
-            print(f"{names[bucket]:>8} |{cells}|")
-        print(f"at most {max(total['starts']):,} starts in a minute")
     for one in record["members"] or ():
         say(f"{one['member']} wrote its numbers {one['age']:.0f} s ago")
-
-
-def _shade(count: int, most: int) -> str:
-    steps = len(_SHADES) - 1
-    return _SHADES[max(1, steps - int(log2(most / count))) if count else 0]
 
 
 def _bars(title: str, form: str, start: datetime, step: timedelta, counts: Sequence[int]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -118,12 +118,10 @@ def shown(value: Any, key: str = "") -> Cell:
 
 
 class Column(NamedTuple):
-    """A value of a record: its key, what it is called, how it is shown unless by key and type. ``link`` is a
-    path with {keys} of the record."""
+    """A value of a record: its key, and what it is called. ``link`` is a path with {keys} of the record."""
 
     key: str
     title: str
-    show: Callable[[Any], Cell] | None = None
     link: str = ""
 
     def cell(self, record: Mapping[str, Any]) -> Cell:
@@ -131,7 +129,7 @@ class Column(NamedTuple):
         value = record.get(self.key)
         if value is None or value in ("", [], {}):
             return Cell("-")
-        cell = shown(value, self.key) if self.show is None else self.show(value)
+        cell = shown(value, self.key)
         return cell._replace(href=path(self.link, record)) if self.link else cell
 
 
@@ -145,7 +143,7 @@ def columns(text: str, **links: str) -> tuple[Column, ...]:
     pairs = [one.partition(":")[::2] for one in text.split(",")]
     keys = [(key.strip(), title.strip()) for key, title in pairs]
     links = _LINKS | links
-    return tuple(Column(key, title or title_of(key), None, links.get(key, "")) for key, title in keys)
+    return tuple(Column(key, title or title_of(key), links.get(key, "")) for key, title in keys)
 
 
 def path(pattern: str, values: Mapping[str, Any]) -> str:

@@ -147,9 +147,7 @@ class DialectTasks:
 
         Raises what ``TimeoutCenter.put`` raises.
         """
-        batcher = self._service.batcher
-        one = await batcher.checked(task, max_delay=max_delay, by_dialect=True)
-        return one if isinstance(one, Put) else await batcher.store(one)
+        return await self._service.batcher.put(task, max_delay=max_delay, by_dialect=True)
 
     async def end(self, row: TaskRow) -> AckOutcome:
         """End a task as processed if it was handed out in the row's version. Raises StoreUnavailable."""

@@ -15,10 +15,6 @@ from toc.gateway.connections import STATE, ClientGone, Connection
 from toc.gateway.problems import CODING, MEDIA_TYPE, SYNTAX, Problem
 from toc.model.errors import BodyTooLarge, Busy
 
-REST_SECONDS = 0.1
-REST_BYTES = 64 << 10
-"""A request that is refused before its body was received keeps its connection if the rest of the body is so
-short and comes so soon."""
 PART = 64 << 10
 """A longer answer is given to the connection in parts, each once the client has read of those before."""
 MAX_HELD = 128 << 20
@@ -207,8 +203,6 @@ class Exchange:
     async def answer(self, status: int, headers: Headers, body: bytes, *, close: bool = False) -> None:
         """Send the answer. The client may be gone, or leave meanwhile."""
         self._leave_place()  # what it does not read is bounded otherwise
-        if not self._whole:
-            await self._rest()
         if close or self._ends or not self._whole:
             headers = [*headers, (b"connection", b"close")]
         if self._whole:
@@ -239,13 +233,3 @@ class Exchange:
                 await self._send({"type": "http.response.body", "body": part, "more_body": True})
             await self._send({"type": "http.response.body", "body": b""})
             self.connection.answered()
-
-    async def _rest(self) -> None:
-        """Drop the rest of the body, if it is short and there."""
-        if self.header(b"expect") is not None:
-            return
-        with suppress(TimeoutError, ClientGone):
-            async with asyncio.timeout(REST_SECONDS):
-                size = 0
-                while not self._whole and size <= REST_BYTES:
-                    size += len(await self._part())

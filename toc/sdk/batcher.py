@@ -58,13 +58,9 @@ class Batcher:
 
     # --- submit
 
-    async def submit(self, task: NewTask) -> int:
-        """Store a task and return its job_id."""
-        return (await self.put(task)).job_id
-
-    async def put(self, task: NewTask, *, request: Request | None = None) -> Put:
+    async def put(self, task: NewTask, *, max_delay: float | None = None, by_dialect: bool = False) -> Put:
         """Do as ``TimeoutCenter.put``. Its outcome is what the rows tell; the index is not waited for."""
-        one = await self.checked(task, request=request)
+        one = await self.checked(task, max_delay=max_delay, by_dialect=by_dialect)
         return one if isinstance(one, Put) else await self.store(one)
 
     async def store(self, one: Submission) -> Put:

@@ -130,8 +130,6 @@ class Webhooks:
         self._updates_gauges = False
         self._open: set[str] = set()
         """Labels of the targets whose breaker the gauge last showed as open."""
-        self._gone: set[int] = set()
-        """change_ids of targets that have answered 410: they are paused here before their row says so."""
         self._locked: set[int] = set()
         """change_ids of targets whose secrets no key here opens, each of which is logged once."""
 
@@ -198,7 +196,7 @@ class Webhooks:
         if task.expires_at is not None and to_ms(task.expires_at) < self._clock.now_ms():
             self._postpone(bound.label, "concurrency", 0.0)
         target = bound.target
-        if target is None or (self._book.known(bound.name) is target and target.change_id not in self._gone):
+        if target is None or self._book.known(bound.name) is target:
             return bound
         return self._at_target(task.topic, bound.name, bound.path)
 
@@ -210,7 +208,7 @@ class Webhooks:
             self._postpone(name, why, self._retry_in(name, why))
         if not target.serves(topic):
             self._postpone(name, "not-for-topic", self._retry_in(name, "not-for-topic"))
-        if target.paused or target.change_id in self._gone:
+        if target.paused:
             self._postpone(name, "paused", self._retry_in(name, "paused"))
         try:
             opened = self._book.secrets(target)
@@ -283,17 +281,13 @@ class Webhooks:
         raise Undelivered(answer.text, sent, after_ms=round(min(after, cap) * 1000) if after else None)
 
     async def _pause(self, target: Target, task: Task) -> None:
-        """Pause a target that has answered 410, once. If that fails, the next task's answer does it."""
-        if target.change_id in self._gone:
-            return
-        self._gone.add(target.change_id)
+        """Pause a target that has answered 410. If that fails, the next task's answer does it."""
         why = f"it answered 410 to job {task.job_id}"
         loop = asyncio.get_running_loop()
-        if not await loop.run_in_executor(self._executor, self._write_pause, target, why, task.job_id):
-            self._gone.discard(target.change_id)
+        await loop.run_in_executor(self._executor, self._write_pause, target, why, task.job_id)
 
-    def _write_pause(self, target: Target, why: str, job_id: int) -> bool:
-        """Write to a target's row that it is paused, unless it has changed. False: that failed."""
+    def _write_pause(self, target: Target, why: str, job_id: int) -> None:
+        """Write to a target's row that it is paused, unless it has changed."""
         try:
             if self._targets.pause(target.name, by=PAUSED_BY, why=why, change_id=target.change_id):
                 log.warning("target_paused", target=target.name, job_id=job_id)
@@ -301,9 +295,7 @@ class Webhooks:
             pass  # deleted meanwhile
         except TocError as exc:
             log.warning("target_not_paused", target=target.name, error=str(exc))
-            return False
         self._book.run_once()
-        return True
 
     def _update_gauges(self) -> None:
         """Update the gauges, once a second."""

@@ -82,7 +82,7 @@ def test_what_fails_after_the_outcome_of_a_submit_is_logged_and_changes_it_not(
         try:
             monkeypatch.setattr(type(system.center.catalog), "of_type", fails)
             with structlog.testing.capture_logs() as logs:
-                job_ids.append(await many.submit(NewTask("test.sync", 1, 3600)))
+                job_ids.append((await many.put(NewTask("test.sync", 1, 3600))).job_id)
                 if isinstance(error, TocError):
                     job_ids.extend(system.center.submit_many([NewTask("test.sync", 2, 3600)]))
                     job_ids.append(system.center.submit("test.sync", biz_id=3, delay=3600))

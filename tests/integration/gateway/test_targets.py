@@ -240,7 +240,7 @@ def test_a_target_is_for_its_topics_alone_by_every_door_and_is_as_one_that_is_no
     async def batched(task: NewTask) -> None:
         batcher = Batcher(center)
         try:
-            await batcher.submit(task)
+            await batcher.put(task)
         finally:
             await batcher.close()
 

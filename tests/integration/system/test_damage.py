@@ -78,10 +78,10 @@ def test_no_caller_waits_for_ever_for_a_step_that_failed(
         send = submits._send
         monkeypatch.setattr(submits, "_send", lambda _, answer: answer([]))
         with pytest.raises(SubmitUnknown):
-            await one.submit(NewTask("test.sync", 1, 60))
+            await one.put(NewTask("test.sync", 1, 60))
         monkeypatch.setattr(submits, "_send", send)
         monkeypatch.setattr(server_batcher, "GIVE_UP_SECONDS", 60.0)
-        assert await one.submit(NewTask("test.sync", 2, 60)) > 0
+        assert (await one.put(NewTask("test.sync", 2, 60))).job_id > 0
         await one.close()
 
     asyncio.run(steps())
