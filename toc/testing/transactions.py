@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class _Step:
-    """Something to do at the commit. ``scopes`` are the savepoints around it that are open."""
+    """Something to do at the commit. ``scopes`` are the transaction and savepoints that were open."""
 
     def __init__(self, do: Callable[[], Any], scopes: list[Any], row: Submission | None = None) -> None:
         self.do = do
@@ -46,9 +46,9 @@ class Journal:
     """What was done in the transactions of one session or connection, until they end."""
 
     def __init__(self) -> None:
-        self.scopes: list[Any] = []
-        """The savepoints that are open."""
         self.steps: list[_Step] = []
+        self.scopes: list[Any] = [self]
+        """The transaction and its savepoints that are open."""
 
     def add(self, do: Callable[[], Any], row: Submission | None = None) -> _Step:
         """Keep something to do."""
@@ -56,18 +56,8 @@ class Journal:
         return self.steps[-1]
 
     def open_scopes(self) -> list[Any]:
-        """The savepoints in which the next step is taken."""
+        """The transaction and the savepoints in which the next step is taken."""
         return list(self.scopes)
-
-    def release(self, scope: Any) -> None:
-        """A savepoint ends well: what was done in it belongs to what is around it."""
-        for step in self.steps:
-            if scope in step.scopes:
-                step.scopes.remove(scope)
-
-    def drop(self, scope: Any) -> None:
-        """A savepoint was rolled back."""
-        self.forget([step for step in self.steps if scope in step.scopes])
 
     def commit(self) -> None:
         """The outermost transaction commits."""
@@ -76,9 +66,9 @@ class Journal:
             step.found.append(step.do())
             step.is_open = False
 
-    def roll_back(self) -> None:
-        """The outermost transaction was rolled back."""
-        self.forget(list(self.steps))
+    def drop(self, scope: Any) -> None:
+        """A transaction or savepoint was rolled back."""
+        self.forget([step for step in self.steps if scope in step.scopes])
 
     def forget(self, steps: Sequence[_Step]) -> None:
         """These are not done."""
@@ -99,23 +89,20 @@ class OfSession(Journal):
         event.listen(session, "after_transaction_end", self._ended)
 
     def open_scopes(self) -> list[Any]:
-        """Its transactions that are open, but for the outermost."""
+        """Its transactions that are open."""
         scopes, one = [], _innermost(self._session)
-        while one is not None and one.parent is not None:
+        while one is not None:
             scopes.append(one)
             one = one.parent
-        return scopes[::-1]
+        return scopes
 
     def _ended(self, _session: Any, transaction: Any) -> None:
-        well = transaction in self._committed
-        if well:
-            self._committed.remove(transaction)
-        if transaction.parent is not None:
-            (self.release if well else self.drop)(transaction)
-        elif well:
+        if transaction not in self._committed:
+            self.drop(transaction)
+            return
+        self._committed.remove(transaction)
+        if transaction.parent is None:
             self.commit()
-        else:
-            self.roll_back()
 
 
 def _innermost(session: Any) -> Any:
@@ -128,12 +115,12 @@ class Transactions:
     def __init__(self, store: Store, changes: Changes) -> None:
         self._store, self._changes = store, changes
         self._journals: WeakKeyDictionary[Any, Journal] = WeakKeyDictionary()
-        self._hooks: dict[str, Callable[..., None]] = {
+        self._hooks: dict[str, Callable[..., object]] = {
             "savepoint": lambda connection, _name: self._of(connection).scopes.append(object()),
-            "release_savepoint": lambda connection, *_: self._ends(connection, Journal.release),
-            "rollback_savepoint": lambda connection, *_: self._ends(connection, Journal.drop),
+            "release_savepoint": lambda connection, *_: self._ended(connection),
+            "rollback_savepoint": lambda connection, *_: self._of(connection).drop(self._ended(connection)),
             "commit": lambda connection: self._of(connection).commit(),
-            "rollback": lambda connection: self._of(connection).roll_back(),
+            "rollback": lambda connection: self._of(connection).drop(self._of(connection)),
         }
         for name, hook in self._hooks.items():  # of all engines: a savepoint may be older than the first task
             event.listen(Engine, name, hook)
@@ -160,10 +147,10 @@ class Transactions:
     def _of(self, connection: Connection) -> Journal:
         return self._journals.setdefault(connection, Journal())
 
-    def _ends(self, connection: Connection, how: Callable[[Journal, object], None]) -> None:
-        journal = self._of(connection)
-        if journal.scopes:
-            how(journal, journal.scopes.pop())
+    def _ended(self, connection: Connection) -> object:
+        """Return the innermost savepoint, which is open no more. None if there is none."""
+        scopes = self._of(connection).scopes
+        return scopes.pop() if len(scopes) > 1 else None
 
 
 class InTest:
