@@ -18,7 +18,6 @@ from toc.dialects.lmstfy_replies import (
 from toc.dialects.lmstfy_tasks import DEDUP_KEY, NAME, ascending, task_of, template_of, topic_of
 from toc.dialects.lmstfy_wire import Call, Query, Refused, Route
 from toc.dialects.port import ALL, LONG, Dialect, Reply, Request
-from toc.gateway.service import Service
 from toc.model.access import Access, Token
 from toc.model.errors import (
     BodyGone,
@@ -40,7 +39,6 @@ MAX_BYTES = 16 << 20
 MAX_HOLD_SECONDS = 600.0
 """Longest wait of a consumer."""
 PAGE = 500
-MAX_NAMESPACES = 1000
 
 RATED = {Call.PUBLISH: "produce", Call.BULK: "produce", Call.CONSUME: "consume"}
 """The calls that count against a token's rate, and the word for each of them in a refusal."""
@@ -63,11 +61,6 @@ class Lmstfy(Dialect):
     templates: ClassVar[tuple[Template, ...]] = ()
     guarded: ClassVar[bool] = False
 
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self._tasks: dict[str, DialectTasks] = {}
-        """By namespace."""
-
     @property
     def most_bytes(self) -> int:
         """Most bytes of the body of a request."""
@@ -79,17 +72,10 @@ class Lmstfy(Dialect):
         if where is None:
             return reply({"error": "api not found"}, 404)
         topic = topic_of(where.namespace, where.queue)
-        on_queue = QueueRequest(where, Query(request.query), request, self._tasks_of(where.namespace), topic)
+        tasks = DialectTasks(self.service, NAME, (template_of(where.namespace),))
+        on_queue = QueueRequest(where, Query(request.query), request, tasks, topic)
         do: Callable[[QueueRequest], Awaitable[Reply]] = getattr(self, f"_{where.call.name.lower()}")
         return await do(on_queue)
-
-    def _tasks_of(self, namespace: str) -> DialectTasks:
-        tasks = self._tasks.get(namespace)
-        if tasks is None:
-            if len(self._tasks) >= MAX_NAMESPACES:
-                self._tasks.clear()
-            tasks = self._tasks[namespace] = DialectTasks(self.service, NAME, (template_of(namespace),))
-        return tasks
 
     def failed(self, request: Request, error: Exception) -> Reply:
         """Answer a mistake, or a failure, which clients repeat."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
@@ -24,7 +23,7 @@ from toc.gateway.calls import (
 )
 from toc.gateway.problems import INVALID, NO_BODY, Problem, problem_of
 from toc.model.access import MATRIX, Access, Action
-from toc.model.errors import InvalidDelay, NotInFuture, RequestReused, TocError
+from toc.model.errors import RequestReused, TocError
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, Submission, TaskRow
 from toc.model.topic import Topic
 from toc.operate.late import may_be_late, why
@@ -285,18 +284,9 @@ async def reschedule(asked: Asked) -> Answer:
     if (body.delay is None) == (body.action_time is None):
         raise Problem(INVALID, "give a delay or an action_time", field="action_time")
     row, _ = await asked.row(outcome="unknown")
-    center = asked.service.center
-    if body.action_time is None:
-        delay = min(body.delay or 0.0, center.settings.max_delay + 1)
-        at = datetime.now(UTC) + timedelta(seconds=delay)
-    else:
-        at = body.action_time
-    try:
-        outcome = await _at_task(
-            asked, row, lambda _: center.reschedule(row.job_id, action_time=at, expires_at=body.expires_at)
-        )
-    except (InvalidDelay, NotInFuture) as exc:
-        raise Problem(INVALID, str(exc), field="delay" if body.delay is not None else "action_time") from exc
+    outcome = await _at_task(asked, row, lambda _: asked.service.center.reschedule(
+        row.job_id, action_time=body.action_time, delay=body.delay, expires_at=body.expires_at
+    ))  # fmt: skip
     return Answer({"job_id": str(row.job_id), "outcome": outcome.value})
 
 

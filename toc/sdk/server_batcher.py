@@ -58,7 +58,7 @@ class _Pending(Generic[Item]):
     item: Item
     size: int
     answer: asyncio.Future[Any]
-    """Cancelled if its caller has waited too long."""
+    """Done once its caller has an answer, or has left."""
     sent: bool = False
 
 
@@ -132,8 +132,11 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._check_room(len(items), sum(size for _, size in items))
         asked = [_Pending(item, size, self._loop.create_future()) for item, size in items]
         self._add(asked)
-        await asyncio.wait([one.answer for one in asked], timeout=GIVE_UP_SECONDS)
-        return [one.answer.result() if one.answer.done() else self._leave(one) for one in asked]
+        timer = self._loop.call_later(GIVE_UP_SECONDS, self._give_up, asked)
+        try:
+            return [await one.answer for one in asked]
+        finally:
+            timer.cancel()
 
     @property
     def idle(self) -> bool:
@@ -221,12 +224,12 @@ class ServerBatcher(Generic[Item, Outcome]):
         if not asked.answer.done():
             asked.answer.set_result(outcome)
 
-    def _leave(self, asked: _Pending[Item]) -> TocError:
-        """Return the answer to who has waited too long. What was not sent yet is not sent any more."""
-        asked.answer.cancel()
-        if asked.sent:
-            return self._given_up(asked.item)
-        return Busy("what came before holds up the database; try again in a moment")
+    def _give_up(self, asked: Sequence[_Pending[Item]]) -> None:
+        """Answer who has waited too long. What was not sent yet is not sent any more."""
+        late = Busy("what came before holds up the database; try again in a moment")
+        for one in asked:
+            if not one.answer.done():
+                one.answer.set_result(self._given_up(one.item) if one.sent else late)
 
     def _ended(self) -> None:
         self._busy -= 1

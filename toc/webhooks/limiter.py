@@ -68,13 +68,10 @@ class Limiter:
         self._in_flight = 0
         """Requests in flight, over all targets."""
         self._now = 0.0
-        """When a task last came or went (loop time), less what the event loop was late."""
+        """When a task last came or went (loop time)."""
         self._timer: asyncio.Handle | None = None
         """Calls ``_turn`` at ``_turn_at``. (uvloop's handle does not tell when, if that is now.)"""
         self._turn_at = 0.0
-        self._late = 0.0
-        """How late the event loop is, in seconds, as the last calls were: it has not read all that has come.
-        A target that seems slow because this process is busy is not slow."""
         self._asking = False
         """Whether Redis is being asked."""
         self._left = False
@@ -102,14 +99,13 @@ class Limiter:
         ``patience``: how long the task may wait at most, in seconds.
         """
         loop = asyncio.get_running_loop()
-        now = capacity.used = loop.time()
-        read = self._now = now - 2 * self._late
+        now = capacity.used = self._now = loop.time()
         if capacity.breaker.blocked(now) > 0:
-            raise capacity.full(read)
+            raise capacity.full(now)
         if not capacity.queue and self._take(capacity, now):
             return
-        if len(capacity.queue) >= capacity.longest(read):
-            raise capacity.full(read)
+        if len(capacity.queue) >= capacity.longest(now):
+            raise capacity.full(now)
         waiter = Waiter(loop.create_future(), now, now + patience)
         capacity.queue.append(waiter)
         self._queued.add(capacity)
@@ -122,7 +118,7 @@ class Limiter:
                 self.leave(capacity)
             raise
         if not admitted:
-            raise capacity.full(loop.time() - 2 * self._late)
+            raise capacity.full(loop.time())
 
     def leave(self, capacity: Capacity, seconds: float | None = None) -> None:
         """Give a place back. ``seconds``: how long the request took, if it was not broken off."""
@@ -130,7 +126,7 @@ class Limiter:
         self._in_flight -= 1
         now = self._now = asyncio.get_running_loop().time()
         if seconds is not None:
-            capacity.seconds += (max(seconds - 2 * self._late, 0.0005) - capacity.seconds) * 0.1
+            capacity.seconds += (seconds - capacity.seconds) * 0.1
             capacity.moved = now
         if capacity.queue:
             self._admit(capacity, now)
@@ -182,12 +178,11 @@ class Limiter:
 
     def _turn(self) -> None:
         """Ask Redis for what is needed; end waits that have been long enough."""
-        now = asyncio.get_running_loop().time()
-        self._late, self._timer = max(now - self._turn_at, self._late / 2), None
-        read = self._now = now - 2 * self._late
+        self._timer = None
+        now = self._now = asyncio.get_running_loop().time()
         for capacity in list(self._queued):
             self._admit(capacity, now)  # while Redis is away, time alone frees places where there is a rate
-            capacity.end_waits(read)
+            capacity.end_waits(now)
             if not capacity.queue:
                 self._queued.discard(capacity)
         if not self._asking:
