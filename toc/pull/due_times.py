@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from toc.model.topic import Slot
 
@@ -17,9 +16,6 @@ class DueTimes:
 
     def __init__(self) -> None:
         self.due: dict[Slot, int] = {}
-        self.left: dict[Slot, int] = {}
-        """How many more due entries a slot had when some were taken."""
-        self._heap: list[tuple[int, Slot]] = []
         self.wanted_at = 0.0
         """When a pull last wanted tasks of the topic (monotonic)."""
 
@@ -27,35 +23,22 @@ class DueTimes:
         """Note that the slot is to be looked at by ``due`` (ms). An earlier time stays."""
         if due < self.due.get(slot, -1):
             self.due[slot] = due
-            heapq.heappush(self._heap, (due, slot))
 
-    def set_slots(self, slots: Sequence[Slot]) -> bool:
-        """Replace the known slots by these. Returns whether they differ from the former ones."""
-        if self.due.keys() == set(slots):
-            return False
-        for slot in set(slots) - self.due.keys():
-            self.due[slot] = NEVER
-            self.note(slot, UNKNOWN)
-        self.due = {slot: self.due[slot] for slot in slots}
-        return True
+    def set_slots(self, slots: Iterable[Slot]) -> None:
+        """Replace the known slots by these."""
+        self.due = {slot: self.due.get(slot, UNKNOWN) for slot in slots}
 
     def next_due(self) -> int | None:
         """When the first is due; None if no due time is known."""
-        while self._heap:
-            due, slot = self._heap[0]
-            if self.due.get(slot) == due:
-                return due
-            heapq.heappop(self._heap)
-        return None
+        first = min(self.due.values(), default=NEVER)
+        return None if first == NEVER else first
 
     def take_due(self, now: int, most: int) -> list[tuple[int, Slot]]:
         """Return the slots that are due, each with its due time; ``most`` at most, the longest due first.
 
         A returned slot does not count as due again until ``note`` is called for it.
         """
-        found: list[tuple[int, Slot]] = []
-        while len(found) < most and (due := self.next_due()) is not None and due <= now:
-            _, slot = heapq.heappop(self._heap)
+        found = sorted((due, slot) for slot, due in self.due.items() if due <= now)[:most]
+        for _, slot in found:
             self.due[slot] = NEVER
-            found.append((due, slot))
         return found

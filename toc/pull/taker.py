@@ -206,7 +206,8 @@ class Taker:
                     self._watch_loop.wake()
                 due_times.wanted_at = now
                 if len(due_times.due) != known[name].slot_amount:
-                    changed |= due_times.set_slots(known[name].slots())
+                    due_times.set_slots(known[name].slots())
+                    changed = True
         old = [name for name, one in self._due_times.items() if now - one.wanted_at > LINGER_SECONDS]
         if old:
             self._due_times = {name: one for name, one in self._due_times.items() if name not in old}
@@ -228,7 +229,7 @@ class Taker:
             if wanted < 1:
                 due_times.note(slot, due)
                 continue
-            limit = min(max(due_times.left.get(slot, 0), part), wanted, TAKE_LIMIT)
+            limit = min(part, wanted, TAKE_LIMIT)
             wanted -= limit
             requests.append(PrepareRequest(slot, limit, topic.retries, self._claim, latest))
         return requests
@@ -251,13 +252,11 @@ class Taker:
             taken.setdefault(topic.name, []).extend(
                 Candidate(job_id, slot, fence, topic, result.redis_now_ms) for job_id, fence in result.entries
             )
-            if due_times is not None:
-                due_times.left[slot] = result.left
-                if result.next_due is not None:
-                    at = _due(result.next_due)
-                    # What is due by our clock, but not yet by Redis's, is not asked for all the time.
-                    early = at <= now and at > result.redis_now_ms
-                    due_times.note(slot, now + at - result.redis_now_ms if early else at)
+            if due_times is not None and result.next_due is not None:
+                at = _due(result.next_due)
+                # What is due by our clock, but not yet by Redis's, is not asked for all the time.
+                early = at <= now and at > result.redis_now_ms
+                due_times.note(slot, now + at - result.redis_now_ms if early else at)
         if taken:
             failpoint("pull.taken")
         for name, entries in taken.items():
