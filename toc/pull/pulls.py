@@ -63,10 +63,6 @@ class Pulls:
         self._releases: set[asyncio.Task[Any]] = set()
         self._started = False
 
-    def __len__(self) -> int:
-        """How many pulls wait."""
-        return len(self._waiting)
-
     async def pull(
         self,
         topics: Sequence[str],

@@ -75,10 +75,6 @@ class WaitingPulls:
         (monotonic)."""
         self.shut = False
 
-    def __len__(self) -> int:
-        with self._lock:
-            return len({pull for queue in self._queues.values() for pull in queue})
-
     def enter(self, pull: WaitingPull) -> bool:
         """Let it wait. False: no pull may wait any more."""
         with self._lock:

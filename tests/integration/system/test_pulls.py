@@ -278,7 +278,7 @@ def test_without_redis_tasks_are_handed_out_from_their_rows(
         assert await gateway.ack([(await one(gateway)).lease]) == [AckOutcome.ACKED]
         call = asyncio.create_task(gateway.pull([TOPIC], most=100, wait=30))
         async with asyncio.timeout(PATIENCE):
-            while not len(gateway):
+            while not gateway._waiting.topics():
                 await asyncio.sleep(0.01)
         with away(clean_redis):
             job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.1)

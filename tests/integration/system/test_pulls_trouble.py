@@ -38,7 +38,7 @@ def gateway(runner: asyncio.Runner, system: System) -> Iterator[Pulls]:
 
 async def entered(gateway: Pulls, count: int) -> None:
     async with asyncio.timeout(60):
-        while len(gateway) < count:
+        while len(set().union(*gateway._waiting._queues.values())) < count:
             await asyncio.sleep(0.01)
 
 
