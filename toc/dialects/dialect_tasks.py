@@ -51,7 +51,7 @@ class DialectTasks:
         """Whether a topic is one of the dialect's, by its name."""
         return any(matches(template.pattern, topic) for template in self._templates)
 
-    async def make_topic(self, tasks: Sequence[NewTask], *, max_delay: float | None = None) -> None:
+    async def make_topic(self, tasks: Sequence[NewTask]) -> None:
         """Create the topic of these tasks if it does not exist yet: for a submit, never for a poll.
 
         The dialect's templates are added to the table of templates if they are missing; operators may alter
@@ -62,7 +62,7 @@ class DialectTasks:
             return
         topic = best_of(self._templates, name).topic(name, 0)
         for task in tasks:
-            await self._service.batcher.checked(task, max_delay=max_delay, topic=topic, by_dialect=True)
+            await self._service.batcher.checked(task, topic=topic, by_dialect=True)
         await self._service.within(Place.FIRST, self._make_templates)
         await self._service.ensure_topic(name, self.name)
 
@@ -142,12 +142,12 @@ class DialectTasks:
             raise error
         return [row for row in rows if self.topic_of(row) is not None]
 
-    async def put(self, task: NewTask, *, max_delay: float | None = None) -> Put:
+    async def put(self, task: NewTask) -> Put:
         """Store a task of its own, or do with the one of that name in its topic what ``on_conflict`` says.
 
         Raises what ``TimeoutCenter.put`` raises.
         """
-        return await self._service.batcher.put(task, max_delay=max_delay, by_dialect=True)
+        return await self._service.batcher.put(task, by_dialect=True)
 
     async def end(self, row: TaskRow) -> AckOutcome:
         """End a task as processed if it was handed out in the row's version. Raises StoreUnavailable."""

@@ -61,13 +61,9 @@ class Job(NamedTuple):
 
 
 class Jobs:
-    """The jobs of one dialect.
+    """The jobs of one dialect. ``prefix`` begins the names of their topics."""
 
-    ``prefix`` begins the names of their topics. ``max_delay`` is the longest delay, in seconds.
-    """
-
-    def __init__(self, service: Service, tasks: DialectTasks, prefix: str, max_delay: float) -> None:
-        self._max_delay = max_delay
+    def __init__(self, service: Service, tasks: DialectTasks, prefix: str) -> None:
         self._service = service
         self._tasks = tasks
         self._prefix = prefix
@@ -81,8 +77,8 @@ class Jobs:
         if len(job.id.encode()) > MAX_KEY_BYTES:
             raise InvalidBizId(f"an id may have {MAX_KEY_BYTES} bytes")
         task = job.task(self._tasks.name, self._prefix)
-        await self._tasks.make_topic([task], max_delay=self._max_delay)
-        await self._tasks.put(task, max_delay=self._max_delay)
+        await self._tasks.make_topic([task])
+        await self._tasks.put(task)
 
     async def pop(self, topics: list[str], *, wait: float = 0.0) -> tuple[HandedOut, Job] | None:
         """Hand out the first job that is due, of the first of these topics that has any."""

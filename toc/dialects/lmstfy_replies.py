@@ -13,7 +13,6 @@ from toc.dialects.port import Reply
 from toc.model.errors import (
     BodyTooLarge,
     InvalidAttribute,
-    InvalidDelay,
     InvalidInput,
     TocError,
     TooManyTopics,
@@ -47,7 +46,6 @@ def refusal(error: Exception) -> Reply:
         return reply(error.content, error.status)
     for kind, status, words in (
         (BodyTooLarge, 413, "body too large"),
-        (InvalidDelay, 400, "invalid delay"),
         (InvalidAttribute, 400, "attributes too large"),
         (TooManyTopics, 400, "too many queues"),
     ):

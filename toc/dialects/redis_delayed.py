@@ -41,7 +41,7 @@ class RedisDelayed(Dialect):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._jobs = Jobs(service, self.tasks, PREFIX, MAX_DELAY_MS / 1000 + 1)
+        self._jobs = Jobs(service, self.tasks, PREFIX)
 
     async def answer(self, request: Request) -> Reply:
         """Answer a call."""

@@ -54,7 +54,7 @@ class Youzan(Dialect):
 
     def __init__(self, service: Service) -> None:
         super().__init__(service)
-        self._jobs = Jobs(service, self.tasks, PREFIX, MAX_DELAY + 1)
+        self._jobs = Jobs(service, self.tasks, PREFIX)
 
     async def answer(self, request: Request) -> Reply:
         """Answer a command or a path."""

@@ -58,9 +58,9 @@ class Batcher:
 
     # --- submit
 
-    async def put(self, task: NewTask, *, max_delay: float | None = None, by_dialect: bool = False) -> Put:
+    async def put(self, task: NewTask, *, by_dialect: bool = False) -> Put:
         """Do as ``TimeoutCenter.put``. Its outcome is what the rows tell; the index is not waited for."""
-        one = await self.checked(task, max_delay=max_delay, by_dialect=by_dialect)
+        one = await self.checked(task, by_dialect=by_dialect)
         return one if isinstance(one, Put) else await self.store(one)
 
     async def store(self, one: Submission) -> Put:
@@ -95,20 +95,18 @@ class Batcher:
         task: NewTask,
         *,
         request: Request | None = None,
-        max_delay: float | None = None,
         topic: Topic | None = None,
         by_dialect: bool = False,
     ) -> Submission | Put:
         """Return what a task's submit writes, or the answer that its request got before.
 
-        ``topic`` takes the place of the task's topic, for one that is yet to be
-        created. ``max_delay`` (seconds) takes the place of TOC_MAX_DELAY, for protocols that have one of
-        their own, ``by_dialect`` says that one asks. Raises InvalidInput.
+        ``topic`` takes the place of the task's topic, for one that is yet to be created. ``by_dialect`` says
+        that a protocol of another queue asks. Raises InvalidInput.
         """
         try:
             topic = topic or await self.topic(task.topic)
             one = self.center._intake.submission(
-                task, lambda _name: topic, max_delay, by_dialect=by_dialect, request=request
+                task, lambda _name: topic, by_dialect=by_dialect, request=request
             )
             if task.target is not None and not self.center.targets.serves(task.target, task.topic):
                 check = partial(self.center.targets.check_usable, task.target, task.topic)

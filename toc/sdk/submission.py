@@ -63,15 +63,14 @@ class RowMaker:
         self,
         task: NewTask,
         topic_named: Callable[[str], Topic],
-        max_delay: float | None = None,
         *,
         by_dialect: bool = False,
         request: Request | None = None,
     ) -> Submission:
         """Return what a submit of a new task writes, with a new job_id. Raises an InvalidInput.
 
-        ``max_delay`` is in seconds; None: the one of the settings. ``by_dialect``: the task may be of a topic
-        that takes tasks of a dialect alone.
+        ``by_dialect``: the task may be of a topic that takes tasks of a dialect alone, and be due after
+        TOC_MAX_DELAY: dialects have bounds of their own.
         Also raises what ``topic_named`` raises. That is called last, because it may have to ask a server.
         """
         if not isinstance(task, NewTask):
@@ -105,7 +104,7 @@ class RowMaker:
         if task.expires_at is not None and task.expires_in is not None:
             raise InvalidInput("give expires_at or expires_in, not both", "expires_at")
         now = self._clock.now_ms()
-        max_delay_ms = self._max_delay_ms if max_delay is None else int(max_delay * 1000)
+        max_delay_ms = LATEST_MS if by_dialect else self._max_delay_ms
         expires_in = topic.expires_in if task.expires_in is None else task.expires_in
         due = self._due(topic, task.delay, task.action_time, now, max_delay_ms, runs=_past_runs(task.past))
         row = TaskRow(

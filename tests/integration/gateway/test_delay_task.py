@@ -127,7 +127,7 @@ def test_a_mistake_creates_no_topic(client: Client, dialects: Gateway) -> None:
     ):
         body = {"topic": topic, "timing_moment": 2_000_000_000, "content": content}
         assert client("add", body).json["dm_error"] == 1
-    far = {"topic": "new-4", "timing_moment": int(time.time()) + 4000 * 86_400, "content": "{}"}
+    far = {"topic": "new-4", "timing_moment": 5_000_000_000, "content": "{}"}
     assert client("add", far).json["dm_error"] == 1
     assert not [one.name for one in dialects.system.center.store.topics.list() if "new-" in one.name]
 
