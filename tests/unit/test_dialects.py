@@ -85,7 +85,12 @@ def test_a_task_too_many_in_a_second_is_refused_with_a_reason_of_its_own() -> No
     async def parsed(_: bytes, parse: Callable[[], object]) -> object:
         return parse()
 
-    dialect = DelayTask(cast("Any", SimpleNamespace(parsed=parsed)))
+    dialect = DelayTask(
+        cast(
+            "Any",
+            SimpleNamespace(parsed=parsed, center=SimpleNamespace(settings=SimpleNamespace(max_body=1))),
+        )
+    )
     dialect.tasks = cast("Any", SimpleNamespace(prefix="delay-task:", make_topic=_nothing, put=taken))
     request = Request("POST", ADD, b"", [], b'{"topic":"t","timing_moment":2000000000,"content":"{}"}')
     with pytest.raises(SecondFull) as full:

@@ -59,12 +59,8 @@ class Lmstfy(Dialect):
 
     name: ClassVar[str] = NAME
     templates: ClassVar[tuple[Template, ...]] = ()
+    largest: ClassVar[int] = MAX_BYTES
     guarded: ClassVar[bool] = False
-
-    @property
-    def most_bytes(self) -> int:
-        """Most bytes of the body of a request."""
-        return MAX_BYTES
 
     async def answer(self, request: Request) -> Reply:
         """Answer a request. Raises Refused for a mistake."""

@@ -43,11 +43,7 @@ class LmstfyAdmin(Dialect):
 
     name: ClassVar[str] = "lmstfy-admin"
     templates: ClassVar[tuple[Template, ...]] = ()
-
-    @property
-    def most_bytes(self) -> int:
-        """Most bytes of the body of a request: a form with a description."""
-        return BESIDE_BYTES
+    largest: ClassVar[int] = BESIDE_BYTES
 
     def token(self, request: Request) -> Token:
         """Return the administrator's token that a request carries. Raises Refused without a valid one."""

@@ -86,14 +86,13 @@ class Dialect(ABC):
     guarded: ClassVar[bool] = True
     """Whether to refuse requests into which a browser may have been tricked: it has no tokens."""
 
+    largest: ClassVar[int] = 0
+    """Most bytes of the body of a request; 0: as many as a task's body may have in JSON."""
+
     def __init__(self, service: Service) -> None:
         self.service = service
         self.tasks = DialectTasks(service, self.name, self.templates)
-
-    @property
-    def most_bytes(self) -> int:
-        """Most bytes of the body of a request."""
-        return ESCAPED * self.service.center.settings.max_body + BESIDE_BYTES
+        self.most_bytes = self.largest or ESCAPED * service.center.settings.max_body + BESIDE_BYTES
 
     def token(self, request: Request) -> Token | None:  # noqa: ARG002 - its signature
         """Return the access token of a request, None if it needs none. Its body has not been received.

@@ -96,10 +96,6 @@ class Model(BaseModel):
     surrogates: ClassVar[bool] = False
     model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
 
-    def given(self) -> dict[str, Any]:
-        """Return the fields that are not null."""
-        return {name: value for name, value in self.__dict__.items() if value is not None}
-
 
 class NoFields(Model):
     """What a request may hold for a call that takes nothing."""
