@@ -159,9 +159,10 @@ def test_mistakes_are_answered_in_the_originals_words(
 
 
 def test_a_mistake_creates_no_queue(client: Client, gateway: Gateway) -> None:
-    far = client.call("PUT", f"/api/ns/far?delay={4000 * 86_400}&ttl=0", b"hi")
-    assert far.status == 400, far
-    assert "lmstfy.ns.far" not in gateway.system.center.catalog.refresh()
+    attributes = {f"Job_Attr_{n:030}": '"' * 128 for n in range(16)}
+    large = client.call("PUT", "/api/ns/large", b"hi", Enable_Job_Version="YES", **attributes)
+    golden(large, 400, '{"error":"attributes too large"}')
+    assert "lmstfy.ns.large" not in gateway.system.center.catalog.refresh()
 
 
 def test_a_request_that_announces_too_much_is_refused_before_it_comes(client: Client) -> None:
