@@ -362,6 +362,7 @@ def _become(job: dict[str, Any], paths: list[str]) -> NoReturn:
     module = job["module"]
     _customize(module or "toc", job["words"])
     sys.argv = [module or "toc", *job["words"]]
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever nohup has made of it for the tests
     signal.alarm(job["seconds"])
     _end(functools.partial(runpy.run_module, module, run_name="__main__", alter_sys=True) if module else run)
 
