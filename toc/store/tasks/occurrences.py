@@ -77,21 +77,15 @@ class Occurrences:
         table = self._table_of(stored.name)
         server = self._shards.server_of[table]
         keys = {occurrence_key(stored.state.schedule_id, nominal).encode(): nominal for nominal in nominals}
-        of_it = f"WHERE biz_id={BizId.of(stored.name).number:d}"
-        select = Statement(f"SELECT DISTINCT biz_type FROM {self._shards.names[table]} {of_it}")
-        (types,) = server.run([select])
-        with sql.understood():
-            biz_types = [int(biz_type) for (biz_type,) in types.rows]
-        found = (self.keyed(server, table, stored.name, each, list(keys)) for each in biz_types)
-        return {keys[key] for part in found for _, key in part}
+        return {keys[key] for _, key in self.keyed(server, table, stored.name, list(keys))}
 
     def keyed(
-        self, server: DatabaseServer, table: int, name: str, biz_type: int, keys: Sequence[bytes]
+        self, server: DatabaseServer, table: int, name: str, keys: Sequence[bytes]
     ) -> list[tuple[int, bytes]]:
-        """Return the job_id and dedup_key of the occurrences with these keys."""
+        """Return the job_id and dedup_key of the occurrences with these keys, of whatever topic."""
         select = (
             f"SELECT job_id,{server.text('dedup_key')} FROM {self._shards.names[table]} "
-            f"WHERE biz_id={BizId.of(name).number:d} AND biz_type={biz_type:d} AND dedup_key IN"
+            f"WHERE biz_id={BizId.of(name).number:d} AND dedup_key IN"
         )
         parts = [keys[first : first + sql.KEYS] for first in range(0, len(keys), sql.KEYS)]
         results = server.run(

@@ -369,8 +369,7 @@ class ScheduleTable:
         """
         for _ in range(REPEATS):
             keys = [(row.dedup_key or "").encode() for row in move.rows]
-            biz_type = move.rows[0].biz_type if move.rows else 0
-            found = self.occurrences.keyed(server, table, move.stored.name, biz_type, keys)
+            found = self.occurrences.keyed(server, table, move.stored.name, keys)
             there = {key: job_id for job_id, key in found}
             crc = crc32(move.stored.name)
             rows = [
