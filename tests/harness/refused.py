@@ -135,6 +135,7 @@ COMMANDS: dict[str, str] = {
     f"get {2**63}": "not a job_id",
     "find --biz-id=-1": "out of range",
     "find --biz-id 1 --topic none": "no topic 'none'",
+    "find --biz-id 1 --status inf": "is no status",
     "cancel": "JOB_ID, or --topic",
     "cancel 1.5": "`toc find --biz-id ID` lists",
     "cancel 5 --biz-id 1": "JOB_ID, or --topic",

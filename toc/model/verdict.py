@@ -130,7 +130,7 @@ class Failure(NamedTuple):
     new_attempts: int
     new_crashes: int
     next_time: int
-    error: str | None
+    error: str | None = None
     """None keeps the row's error."""
     expired: bool = False
     """Whether the task ends because it has expired."""
@@ -143,26 +143,10 @@ class Failure(NamedTuple):
     stack: str = ""
     """The lines of code that what was raised has passed."""
 
-    @classmethod
-    def of(
-        cls,
-        row: TryRow,
-        *,
-        attempts: int,
-        crashes: int,
-        next_time: int,
-        error: str | None = None,
-        expired: bool = False,
-        started: bool = True,
-        sent: Sent | None = None,
-        by_time: bool = False,
-        stack: str = "",
-    ) -> Failure:
-        """Build the change to these values. It applies only while the row is unchanged."""
-        return cls(
-            row.job_id, row.version, row.attempts, row.crashes, attempts, crashes, next_time, error, expired,
-            started, sent, by_time, stack,
-        )  # fmt: skip
+
+def try_as_read(row: TryRow) -> tuple[int, int, int, int]:
+    """Return the first fields of a Failure: it applies only while the row is unchanged."""
+    return row.job_id, row.version, row.attempts, row.crashes
 
 
 class Outcome(NamedTuple):
@@ -190,10 +174,10 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
     if raised.until is not None:  # [rule: postponed]
         until = min(raised.until, row.expires_at + 1) if row.expires_at else raised.until
         return Outcome(
-            Failure.of(
-                row,
-                attempts=row.attempts,
-                crashes=row.crashes,
+            Failure(
+                *try_as_read(row),
+                new_attempts=row.attempts,
+                new_crashes=row.crashes,
                 next_time=max(now, until, row.action_time),
                 error=raised.text if raised.misfit else None,
             ),
@@ -211,10 +195,10 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
         delay = topic.retry_delay_ms(attempts) if raised.after_ms is None else raised.after_ms
     next_time = max(now + delay, row.action_time)  # also if the clock was set back
     expired = not dead and has_expired(row.expires_at, next_time)
-    failure = Failure.of(
-        row,
-        attempts=attempts,
-        crashes=crashes,
+    failure = Failure(
+        *try_as_read(row),
+        new_attempts=attempts,
+        new_crashes=crashes,
         next_time=next_time,
         error=raised.text,
         expired=expired,
@@ -247,10 +231,10 @@ def after_expiry(row: TryRow, now: int) -> Failure:
     attempts, error = row.attempts, None
     if row.lease < 0:
         attempts, error = max(attempts, 1), CRASHED
-    return Failure.of(
-        row,
-        attempts=attempts,
-        crashes=row.crashes,
+    return Failure(
+        *try_as_read(row),
+        new_attempts=attempts,
+        new_crashes=row.crashes,
         next_time=now,
         error=error,
         expired=True,
@@ -289,10 +273,10 @@ def after_crash(
         if tries == UNLIMITED or after < tries:  # [rule: never-the-last]
             attempts = after
         error = CRASHED
-    return Failure.of(
-        row,
-        attempts=attempts,
-        crashes=min(row.crashes + 1, MAX_CRASHES),
+    return Failure(
+        *try_as_read(row),
+        new_attempts=attempts,
+        new_crashes=min(row.crashes + 1, MAX_CRASHES),
         next_time=max(now, row.action_time),  # also if the clock was set back
         error=error,
     )

@@ -29,7 +29,7 @@ from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.raised import Raised
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
-from toc.model.verdict import Failure, has_expired, is_suspect
+from toc.model.verdict import Failure, has_expired, is_suspect, try_as_read
 from toc.observe.metrics import QUARANTINED
 from toc.store.tasks.batch import Guard
 from toc.worker.control import Suspect
@@ -226,4 +226,4 @@ def _suspect(row: TryRow, slot: Slot) -> Suspect:
 
 def _change(row: TryRow, new: TryRow, error: str | None = None) -> Failure:
     """Return the change that turns ``row``, a pending row, into ``new`` if it is still unchanged."""
-    return Failure.of(row, attempts=new.attempts, crashes=new.crashes, next_time=new.next_time, error=error)
+    return Failure(*try_as_read(row), new.attempts, new.crashes, new.next_time, error)

@@ -16,7 +16,7 @@ from toc.index.messages import Peek
 from toc.model.errors import InvalidExpiry
 from toc.model.task import UNLIMITED
 from toc.model.topic import Backoff
-from toc.model.verdict import Failure
+from toc.model.verdict import Failure, try_as_read
 from toc.operate.bulk import redrive
 from toc.store.tasks.batch import Guard
 
@@ -174,7 +174,7 @@ def test_tasks_expire_without_redis(system: System, clean_redis: RedisServer) ->
     runs = expiring(system, "test.sync", 2, 0.3, IN_TIME, until=str(enough))
     often = system.center.submit("test.async", biz_id=3, delay=3, attribute={"fail": 99}, tries=33)
     row = system.center.store.read_tries([often])[often]
-    failures = [Failure.of(row, attempts=30, crashes=0, next_time=row.next_time)]
+    failures = [Failure(*try_as_read(row), 30, 0, row.next_time)]
     assert system.center.store.fail(failures) == {often: Guard.APPLIED}
     system.wait(lambda: bool(system.starts(runs)), "it runs without Redis", 10)
     behind = expiring(system, "test.sync", 4, 0.1, 0.3)

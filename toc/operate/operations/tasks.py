@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from toc.model.access import Action as Right
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidInput, SchemaBehind, StoreUnavailable
+from toc.model.errors import shown as shown_text
 from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
@@ -88,6 +89,10 @@ def selection(
 
     if error == "":
         raise InvalidInput("error is empty; give a part of the error's text", "error")
+    if status is not None and status.upper() not in TaskStatus.__members__:
+        raise InvalidInput(
+            f"{shown_text(status)} is no status: pending, processed, cancelled or dead", "status"
+        )
     if doing.token is None:
         doing.center.store.check_layout()
     types: tuple[int, ...] | None = None
