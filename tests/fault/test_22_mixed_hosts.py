@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 from fault.conftest import Build, Verdict
 from fault.kit.load import Load
+from fault.kit.owners import wait_for_shares
 from harness.system import System
 
 from toc import NewTask, TaskStatus
@@ -29,7 +28,8 @@ def test_what_a_host_has_no_handler_for_waits_uncharged_for_one_that_has(
             newer.terminate()
             assert newer.process.wait(60) == 0, system.logs()
             left = len(system.late(new_ones))
-            time.sleep(3)  # the older host has all slots that it can serve
+            wait_for_shares(system, "host-a")
+            system.wait(lambda: len(_overdue(system, new_ones)) > 100, "many are overdue", 30)
             assert len(system.late(new_ones)) == left
             waiting = _uncharged(system, new_ones)
             overdue = _overdue(system, new_ones)
