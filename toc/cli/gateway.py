@@ -80,6 +80,8 @@ def gateway(
     Example: toc gateway --youzan 127.0.0.1:9277
     """
     beside = http_processes(host, port, processes, tls_cert, tls_key, plain_from or [])
+    bounds = ["--per-address", str(per_address), *_each("--proxy", _networks("--proxy", proxy or []))]
+    beside = replace(beside, command=(*beside.command, *bounds))
     named = {
         "youzan": youzan,
         "redis-delayed": redis_delayed,
@@ -87,7 +89,6 @@ def gateway(
         "lmstfy": lmstfy,
         "lmstfy-admin": lmstfy_admin,
     }
-    beside = with_bounds(beside, per_address, proxy or [])
     beside = with_dialects(
         beside, {name: at for name, at in named.items() if at}, dialect_from or [], dialect_host or []
     )
@@ -154,12 +155,6 @@ def http_processes(
     command += _each("--allow", networks)
     pulled = frozenset({Delivery.PULL.value})
     return SideProcesses("http", processes, tuple(command), (listener.detach(),), pulled)
-
-
-def with_bounds(beside: SideProcesses, per_address: int, proxies: Sequence[str]) -> SideProcesses:
-    """Return what serves with these bounds on connections. Raises InvalidInput."""
-    bounds = ["--per-address", str(per_address), *_each("--proxy", _networks("--proxy", proxies))]
-    return replace(beside, command=(*beside.command, *bounds))
 
 
 def _networks(name: str, texts: Sequence[str]) -> list[str]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from toc.cli.operations import act, as_it_is, command, commands
-from toc.cli.options import Json
+from toc.cli.operations import as_it_is, command, commands
 from toc.cli.output import print_json, say, show, show_one
-from toc.cli.values import opened
 from toc.operate.operation import Record
 from toc.operate.operations import targets
 
@@ -56,18 +52,7 @@ def _show_answer(record: Record, *, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-@app.command("show")
-def _show_one(
-    name: Annotated[str, typer.Argument(metavar="NAME", help=targets.NAME.about)], as_json: Json = False
-) -> None:
-    """Show a target, without secrets, and the topics that send to it."""
-    with opened() as center:
-        record = act(targets.show_target, center, name=name)
-        topics = [topic.name for topic in center.store.topics.list() if topic.target == name]
-    show_one(record | {"used_by": topics}, as_json=as_json)
-
-
-commands(app, targets.pause, targets.resume, targets.delete)
+commands(app, targets.show_target, targets.pause, targets.resume, targets.delete)
 
 
 @secrets.command()

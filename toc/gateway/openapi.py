@@ -15,22 +15,14 @@ from pydantic.json_schema import models_json_schema
 from pydantic_core import to_json
 
 from toc.gateway.calls import HttpCall, Nothing, takes_nothing
-from toc.gateway.problems import (
-    BUSY,
-    FORBIDDEN,
-    INVALID,
-    KINDS,
-    MEDIA_TYPE,
-    RATE,
-    SYNTAX,
-    TOO_LARGE,
-    UNAUTHENTICATED,
-    UNKNOWN,
-    Kind,
-)
+from toc.gateway.problems import KINDS
 from toc.model.access import MATRIX
 
 _REFERENCE = "#/components/schemas/{model}"
+_FAILED = {
+    "description": "A problem: its status and type say which.",
+    "content": {"application/problem+json": {"schema": {"$ref": _REFERENCE.format(model="Problem")}}},
+}
 _PATH: dict[str, tuple[str, str]] = {
     "topic": ("The topic's name.", r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"),
     "topics": (
@@ -101,15 +93,6 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
         about = "Names the request: repeated within a day, it gets the first answer."
         text = {"type": "string", "minLength": 1, "maxLength": 255}
         parameters.append(_parameter("header", "Idempotency-Key", about, text))
-    kinds = [UNAUTHENTICATED, FORBIDDEN, UNKNOWN, RATE, BUSY]
-    if call.body is not None or call.query is not Nothing:
-        kinds += [SYNTAX, INVALID]
-    elif parameters:
-        kinds.append(INVALID)
-    if call.body is not None:
-        kinds += [TOO_LARGE, MEDIA_TYPE]
-    if call.method != "GET":
-        kinds.append(Kind("conflict", 409, "The present state forbids it"))
     content = {"application/json": {"schema": shape}}
     if call.gives is bytes:
         content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
@@ -122,7 +105,7 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
         "responses": {
             str(call.status): done,
             **({"200": {**done, "description": "Replaced."}} if call.takes_raw else {}),
-            **{str(kind.status): _failed(kind) for kind in sorted(kinds, key=lambda kind: kind.status)},
+            "default": _FAILED,
         },
     }
     if call.body is not None:
@@ -165,16 +148,6 @@ def _identifier(call: HttpCall) -> str:
 def _told(call: HttpCall) -> Callable[..., Any]:
     """Return the function that says what a call does."""
     return call.handler if call.tells is None else call.tells
-
-
-def _failed(kind: Kind) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "description": kind.title,
-        "content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}},
-    }
-    if kind.retry_after is not None:
-        found["headers"] = {"Retry-After": {"description": "Seconds.", "schema": {"type": "string"}}}
-    return found
 
 
 def _problem_schema() -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_the_document_has_nothing_that_generators_trip_over() -> None:
         if isinstance(node, dict):
             assert not isinstance(node.get("title"), str) or where == "/info", where
             assert "*/*" not in node, where
-            assert "default" not in node, where
+            assert "default" not in node or where.endswith("/responses"), where
             for key, value in node.items():
                 look(value, f"{where}/{key}")
         elif isinstance(node, list):
