@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -89,7 +89,7 @@ def _import(what: str, url: str, original: Original, *, dry_run: bool, as_json: 
     ):
 
         def tell(report: Report) -> None:
-            bar(None, f"{report.found.total()} jobs found, {report.imported} imported, {report.there} before")
+            bar(None, f"{report.found.total()} jobs found, {report.imported} imported")
 
         importing = Importing(center, redis, original, tell, by=who())
         if dry_run:
@@ -97,8 +97,8 @@ def _import(what: str, url: str, original: Original, *, dry_run: bool, as_json: 
         else:
             with audited(center.store, who(), f"import.{what}", what) as record:
                 report = importing.run()
-                record.update(_record(report))
-    show_one({**_record(report), "seconds": round(time.monotonic() - began, 1)}, as_json=as_json)
+                record.update(vars(report))
+    show_one({**vars(report), "seconds": round(time.monotonic() - began, 1)}, as_json=as_json)
     if not report.complete:
         say("some jobs cannot be taken over, see refused and different; it is safe to run this again")
         raise typer.Exit(1)
@@ -108,15 +108,3 @@ def _import(what: str, url: str, original: Original, *, dry_run: bool, as_json: 
         say("nothing was written; run it without --dry-run")
     else:
         say(f"all {report.found.total()} jobs are tasks; run it again after the other queue has been stopped")
-
-
-def _record(report: Report) -> dict[str, Any]:
-    return {
-        "found": dict(report.found),
-        "imported": report.imported,
-        "there_before": report.there,
-        "different": report.different,
-        "refused": dict(report.refused),
-        "passed_by": dict(report.passed),
-        "examples": report.examples,
-    }

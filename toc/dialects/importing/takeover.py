@@ -81,17 +81,17 @@ class Original(Protocol):
 class Report:
     """How far an import has come.
 
-    ``found`` counts jobs by state, ``passed`` keys without a job by reason, ``refused`` what may be jobs and
-    could not be taken over by reason. ``imported`` counts new tasks, ``there`` jobs that were tasks before,
-    ``different`` jobs whose id belongs to a task with another content, which was left as it is.
+    ``found`` counts jobs by state. ``imported`` counts new tasks, ``there_before`` jobs that were tasks
+    before, ``different`` jobs whose id belongs to a task with another content, which was left as it is. By
+    reason: ``refused`` counts what may be jobs and could not be taken over, ``passed_by`` keys without a job.
     """
 
     found: Counter[str] = field(default_factory=Counter)
-    passed: Counter[str] = field(default_factory=Counter)
-    refused: Counter[str] = field(default_factory=Counter)
     imported: int = 0
-    there: int = 0
+    there_before: int = 0
     different: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    passed_by: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
     """For each reason why something was not taken over, the key of one example."""
 
@@ -102,7 +102,7 @@ class Report:
 
     def pass_by(self, one: Passed) -> None:
         """Count something that is not taken over."""
-        (self.refused if one.lost else self.passed)[one.why] += 1
+        (self.refused if one.lost else self.passed_by)[one.why] += 1
         self.examples.setdefault(one.why, one.key)
 
 
@@ -195,7 +195,7 @@ class Importing:
 
     def _taken(self, *, new: bool) -> None:
         self._report.imported += new
-        self._report.there += not new
+        self._report.there_before += not new
 
     def _differs(self, one: Found) -> None:
         self._report.different += 1
