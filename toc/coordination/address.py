@@ -63,7 +63,3 @@ class Address:
         if tls not in ("true", "false"):
             raise ConfigError(f"tls={tls} in the ZooKeeper address must be true or false")
         return cls(hosts, (slash + chroot).rstrip("/"), credential, tls == "true", **files)
-
-    def members(self) -> list[tuple[str, int]]:
-        """Return host and port of each member of the ensemble."""
-        return list(collect_hosts(self.hosts)[0])

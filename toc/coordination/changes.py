@@ -4,55 +4,31 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
-
-
-class Dirty(NamedTuple):
-    """What must be read again. ``everything``: all of it, as watches may have been lost."""
-
-    everything: bool
-    directories: set[str]
-    topics: set[str]
-    workers: set[str]
+from typing import Any
 
 
 class Changes:
-    """Flags that kazoo's threads set. ``signal`` makes the daemon's thread act on them."""
+    """What kazoo's threads note. ``signal`` makes the daemon's thread act on it."""
 
     def __init__(self, signal: Callable[[], None]) -> None:
         self._signal = signal
         self._lock = threading.Lock()
         self._everything = False
-        self._directories: set[str] = set()
-        self._topics: set[str] = set()
-        self._workers: set[str] = set()
+        """Whether all must be read again, as watches may have been lost."""
+        self._paths: set[str] = set()
 
     # --- kazoo's threads
 
     def connection(self) -> None:
         """The connection was lost or made. Watches end with a connection."""
-        with self._lock:
-            self._everything = True
+        self._everything = True
         self._signal()
 
-    def directory(self, name: str, event: object) -> None:  # noqa: ARG002 - what kazoo gives
-        """Nodes in a directory were made or deleted."""
-        with self._lock:
-            self._directories.add(name)
-        self._signal()
-
-    def topic(self, event: Any) -> None:
-        """The assignment of a topic has changed."""
-        self._node(self._topics, event)
-
-    def worker(self, event: Any) -> None:
-        """What a worker tells of itself has changed."""
-        self._node(self._workers, event)
-
-    def _node(self, changed: set[str], event: Any) -> None:
+    def watch(self, event: Any) -> None:
+        """A node has changed, or nodes in a directory were made or deleted."""
         if event.path:  # else the connection was lost, and everything is read again
             with self._lock:
-                changed.add(event.path.rpartition("/")[2])
+                self._paths.add(event.path)
             self._signal()
 
     # --- the daemon's thread
@@ -61,11 +37,9 @@ class Changes:
         """Have everything read again, as after an interruption."""
         self._everything = True
 
-    def take(self) -> Dirty:
-        """Return what must be read again, and forget it."""
+    def take(self) -> tuple[bool, set[str]]:
+        """Return whether everything must be read again, and the paths that have changed; and forget that."""
         with self._lock:
-            dirty = Dirty(self._everything, self._directories, self._topics.copy(), self._workers.copy())
-            self._everything, self._directories = False, set()
-            self._topics.clear()
-            self._workers.clear()
-        return dirty
+            taken = self._everything, self._paths
+            self._everything, self._paths = False, set()
+        return taken

@@ -6,7 +6,7 @@ them for the leader and for operators' commands.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,16 +50,14 @@ class Intents:
         ]
 
 
-def read_intents(
-    session: Session, paths: Paths, watch: Callable[[str], Watch | None] = lambda _name: None
-) -> Intents:
-    """Read all intents except malformed ones. ``watch`` returns the watch for a directory.
+def read_intents(session: Session, paths: Paths, watch: Watch | None = None) -> Intents:
+    """Read all intents except malformed ones. ``watch`` is called at the next change of their directories.
 
     Raises CoordinationUnavailable.
     """
 
     def found(directory: str) -> list[tuple[str, dict[str, Any]]]:
-        nodes = session.nodes(paths.directory(directory), watch(directory))
+        nodes = session.nodes(paths.directory(directory), watch)
         return [(name, decode(name, node.data)) for name, node in nodes.items()]
 
     drains = {name: _intent(values) for name, values in found("drain")}
@@ -75,7 +73,7 @@ def read_intents(
         weight = weight_of(name, values)
         if weight is not None:
             weights[name] = _intent(values, weight)
-    requests = session.children(paths.directory("rebalance"), watch("rebalance"))
+    requests = session.children(paths.directory("rebalance"), watch)
     return Intents(drains, pins, weights, requests)
 
 

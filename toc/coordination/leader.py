@@ -59,8 +59,7 @@ class Leader:
 
     session: Session
     paths: Paths
-    watches: Mapping[str, Watch]
-    worker_watch: Watch
+    watch: Watch
     host: str
     clock: Clock
     gather: float = GATHER
@@ -115,11 +114,11 @@ class Leader:
     def find_leader(self) -> None:
         """Find the leader, and become a candidate again if our node is gone."""
         directory = self.paths.directory("leader")
-        names = self.session.children(directory, self.watches["leader"])
+        names = self.session.children(directory, self.watch)
         if not any(name.startswith(self._token) for name in names):
             data = encode(host=self.host)
             self.session.create_sequential(self.paths.node("leader", self._token), data)
-            names = self.session.children(directory, self.watches["leader"])
+            names = self.session.children(directory, self.watch)
         first = first_candidate(names)
         led = self.leading
         self._node = self.paths.node("leader", first) if first.startswith(self._token) else None
@@ -155,7 +154,7 @@ class Leader:
         """Compute the assignment and write what has changed, if it is time. False if a write was refused."""
         topics = self._topics
         workers = self._read_members()
-        wanted = intents.read_intents(self.session, self.paths, self.watches.get)
+        wanted = intents.read_intents(self.session, self.paths, self.watch)
         present = {member.worker_id for member in workers}
         if not ours <= present:  # nodes were deleted, perhaps those of others too: all make them again
             self.inputs_changed()
@@ -184,10 +183,10 @@ class Leader:
 
     def _read_members(self) -> list[Member]:
         """Return the workers that are alive, with the weights that their daemons gave them."""
-        names = self.session.children(self.paths.directory("workers"), self.watches["workers"])
+        names = self.session.children(self.paths.directory("workers"), self.watch)
         known = {name: self._members[name] for name in names if name in self._members}
         new = [name for name in names if name not in known]
-        nodes = self.session.read((self.paths.node("workers", name) for name in new), self.worker_watch)
+        nodes = self.session.read((self.paths.node("workers", name) for name in new), self.watch)
         for name, node in zip(new, nodes, strict=True):
             if node is not None:
                 known[name] = member_of(name, node.data)

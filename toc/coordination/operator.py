@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple, Self
 
@@ -22,7 +22,6 @@ from toc.coordination.znodes import (
     member_of,
     owners_of,
     slot_of,
-    weight_of,
 )
 from toc.model.clock import Clock
 from toc.model.topic import Slot
@@ -112,20 +111,6 @@ class Operator:
                 )
             )
         return found
-
-    def damaged_nodes(self) -> list[str]:
-        """Return the nodes whose data toc would not write: they count for nothing."""
-        readers: dict[str, Callable[[str, bytes], object]] = {
-            "workers": member_of,
-            "assignment": owners_of,
-            "weight": lambda name, data: weight_of(name, decode(name, data)),
-        }
-        return [
-            self._paths.node(directory, name)
-            for directory in DIRECTORIES
-            for name, node in self._session.nodes(self._paths.directory(directory)).items()
-            if not readers.get(directory, decode)(name, node.data)
-        ]
 
     def intents(self) -> Intents:
         """Return all intents, each with the operator and the time."""

@@ -73,6 +73,11 @@ class Paths:
         """Return the path of a node in one of DIRECTORIES; a Slot is converted to its name."""
         return f"{self.root}/{directory}/{name}"
 
+    def names(self, directory: str, paths: Iterable[str]) -> set[str]:
+        """Return the names of nodes in a directory, of which these may be the paths."""
+        within = self.node(directory, "")
+        return {path.removeprefix(within) for path in paths if path.startswith(within)}
+
 
 def check_node_name(what: str, name: str) -> str:
     """Return ``name`` if it is a valid node name. Raises InvalidInput."""

@@ -19,7 +19,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from toc.coordination.address import Address
@@ -108,13 +107,10 @@ class ZooKeeperCoordinator(Coordinator):
         self._session = Session(
             place, self._changes.connection, connect_timeout=connect_timeout, session_timeout=session_timeout
         )
-        self._watches = {name: partial(self._changes.directory, name) for name in DIRECTORIES}
         self._host = host
         self._local_names = LocalNames.of(host)
-        watches, worker_watch = self._watches, self._changes.worker
-        self._leader = Leader(
-            self._session, self._paths, watches, worker_watch, host, self._clock, gather, spread
-        )
+        watch = self._changes.watch
+        self._leader = Leader(self._session, self._paths, watch, host, self._clock, gather, spread)
         self._started = False
         self._topics: Mapping[str, int] = {}
 
@@ -373,32 +369,34 @@ class ZooKeeperCoordinator(Coordinator):
 
     def _refresh(self) -> None:
         """Read what has changed, and watch it."""
-        everything, dirty, topics, workers = self._changes.take()
+        everything, changed = self._changes.take()
+        dirty = {name for name in DIRECTORIES if everything or self._paths.directory(name) in changed}
+        topics, workers = (self._paths.names(name, changed) for name in ("assignment", "workers"))
         self._leader.forget(None if everything else workers)
         if everything:
-            dirty.update(DIRECTORIES)
             topics.update(self._assignment)
             self._claims.unblock()
         if "leader" in dirty:
             self._leader.find_leader()
         if "assignment" in dirty:
-            names = self._session.children(self._paths.directory("assignment"), self._watches["assignment"])
-            topics |= set(names) ^ {name for name, each in self._assignment.items() if each.version >= 0}
+            names = self._names("assignment")
+            topics |= names ^ {name for name, each in self._assignment.items() if each.version >= 0}
         self._read_assignment(sorted(topics))
         if "dead" in dirty:
-            self._dead = frozenset(
-                self._session.children(self._paths.directory("dead"), self._watches["dead"])
-            )
+            self._dead = self._names("dead")
         if "drain" in dirty:
-            hosts = self._session.children(self._paths.directory("drain"), self._watches["drain"])
-            self._drained = self._host in hosts
+            self._drained = self._host in self._names("drain")
         if dirty.intersection(INPUTS):
             self._leader.inputs_changed()
+
+    def _names(self, directory: str) -> frozenset[str]:
+        """Return the names of nodes in a directory, and watch it."""
+        return frozenset(self._session.children(self._paths.directory(directory), self._changes.watch))
 
     def _read_assignment(self, topics: Iterable[str]) -> None:
         names = list(topics)
         nodes = self._session.read(
-            (self._paths.node("assignment", name) for name in names), self._changes.topic
+            (self._paths.node("assignment", name) for name in names), self._changes.watch
         )
         for name, node in zip(names, nodes, strict=True):
             if node is not None and (owners := owners_of(name, node.data)):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from toc.index.refusals import Disconnected, Refusal
+from toc.index.refusals import Refusal
 from toc.index.slot_map import RedisNodes
 from toc.index.url import Topology, parse
-from toc.index.wire import NONSENSE, Command
+from toc.index.wire import Command
 from toc.model.errors import ConfigError, IndexUnavailable
 
 PAGE = 1000
@@ -34,11 +34,11 @@ class ForeignRedis:
             raise ConfigError("--redis names a cluster, where neither youzan nor lmstfy keeps jobs")
         nodes = RedisNodes(location, connect_timeout=TIMEOUT_SECONDS, read_timeout=TIMEOUT_SECONDS)
         self._node = nodes.masters()[0]
-        self._wire = self._node.open()
+        self.now_ms()
 
     def close(self) -> None:
         """Close the connection."""
-        self._wire.close()
+        self._node.close()
 
     def now_ms(self) -> int:
         """Return the server's time."""
@@ -46,25 +46,23 @@ class ForeignRedis:
         return int(seconds) * 1000 + int(microseconds) // 1000
 
     def keys(self, pattern: str, kind: str) -> Iterator[list[bytes]]:
-        """Yield the keys of a type (``string``, ``list``, ``zset``), in pages.
+        """Return the keys of a type (``string``, ``list``, ``zset``), in pages.
 
         Keys that exist during the whole time are found, perhaps twice.
         """
-        cursor: bytes | int = 0
-        while True:
-            ((cursor, found),) = self._ask([("SCAN", cursor, "MATCH", pattern, "COUNT", PAGE, "TYPE", kind)])
-            if found:
-                yield list(found)
-            if int(cursor) == 0:
-                return
+        return self._pages(lambda cursor: ("SCAN", cursor, "MATCH", pattern, "COUNT", PAGE, "TYPE", kind))
 
     def scores(self, key: str | bytes) -> Iterator[list[tuple[bytes, float]]]:
         """Yield the members of a sorted set with their scores, in pages; some perhaps twice."""
+        for flat in self._pages(lambda cursor: ("ZSCAN", key, cursor, "COUNT", PAGE)):
+            yield [(member, float(score)) for member, score in zip(flat[::2], flat[1::2], strict=True)]
+
+    def _pages(self, command: Callable[[bytes | int], Command]) -> Iterator[list[bytes]]:
         cursor: bytes | int = 0
         while True:
-            ((cursor, flat),) = self._ask([("ZSCAN", key, cursor, "COUNT", PAGE)])
-            if flat:
-                yield [(member, float(score)) for member, score in zip(flat[::2], flat[1::2], strict=True)]
+            ((cursor, found),) = self._ask([command(cursor)])
+            if found:
+                yield list(found)
             if int(cursor) == 0:
                 return
 
@@ -94,13 +92,7 @@ class ForeignRedis:
 
     def _ask(self, commands: Sequence[Command], *, errors: bool = False) -> list[Any]:
         """Return the replies; with ``errors`` an error reply is a value."""
-        try:
-            self._wire.send(commands)
-            replies = [self._wire.read() for _ in commands]
-        except (Disconnected, *NONSENSE) as exc:
-            raise IndexUnavailable(
-                f"Redis at {self._node.address} cannot be read ({type(exc).__name__}); run this again"
-            ) from exc
+        replies = self._node.ask(*commands)
         for command, reply in zip(commands, replies, strict=True):
             if isinstance(reply, Refusal) and not (errors and reply.code == "WRONGTYPE"):
                 raise IndexUnavailable(

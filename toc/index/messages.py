@@ -119,15 +119,12 @@ class Generation(NamedTuple):
 
 class Owner(NamedTuple):
     """The owner of the index: the ``identity`` of a task table, the ``name`` of its cluster, and
-    ``seconds`` since its workers last called ``own``. ``rival``: another cluster, which called
-    ``own`` ``rival_seconds`` ago, or "". ``members``: its workers that did not leave, each with the
-    seconds since it called ``own``; after an hour they are forgotten."""
+    ``seconds`` since its workers last called ``own``. ``members``: its workers that did not leave, each with
+    the seconds since it called ``own``; after an hour they are forgotten."""
 
     identity: str
     name: str
     seconds: int
-    rival: str
-    rival_seconds: int
     members: Mapping[str, int]
 
     @property
@@ -138,9 +135,9 @@ class Owner(NamedTuple):
     @classmethod
     def of(cls, reply: list[Any]) -> Owner:
         """Parse the reply of own.lua."""
-        identity, name, seconds, rival, rival_seconds, members = reply
+        identity, name, seconds, members = reply
         ages = dict(zip(map(_text, members[::2]), members[1::2], strict=True))
-        return cls(_text(identity), _text(name), seconds, _text(rival), rival_seconds, ages)
+        return cls(_text(identity), _text(name), seconds, ages)
 
 
 def _text(value: bytes) -> str:

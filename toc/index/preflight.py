@@ -13,7 +13,7 @@ from toc.index.refusals import Refusal
 from toc.index.url import Topology
 from toc.index.wire import Command
 from toc.model.clock import MAX_CLOCK_SKEW_MS
-from toc.model.errors import IndexUnavailable
+from toc.model.errors import IndexUnavailable, UnfitServer
 from toc.model.finding import Finding, Level, clock_finding
 from toc.model.topic import Slot
 
@@ -29,24 +29,17 @@ _COVERAGE: Command = ("CONFIG", "GET", "cluster-require-full-coverage")
 """Many accounts may not ask this; the answer is then unknown."""
 
 
-def check(queues: Queues) -> list[Finding]:
-    """Return all problems of every master, in one round trip each.
+def require_fit(queues: Queues) -> list[Finding]:
+    """Return what is merely worth a warning of each master.
 
     A master out of reach is a warning, because due tasks then run from the rows. Raises IndexUnavailable,
-    which names every master, if all are out of reach.
+    which names every master, if all are out of reach; UnfitServer.
     """
-    found: list[Finding] = []
-    away: list[IndexUnavailable] = []
-    masters = queues.nodes.masters()
-    for node in masters:
-        try:
-            found += _examine(node, queues)[1]
-        except IndexUnavailable as exc:
-            away.append(exc)
-            found.append(Finding(Level.WARN, str(node.address), str(exc), _BRING_BACK))
-    if len(away) == len(masters):
-        raise IndexUnavailable("\n".join(map(str, away))) from away[0]
-    return found
+    found = examine(queues)
+    refused = [f"{one.server}: {one.what}; {one.do}" for one in found if one.level is Level.REFUSE]
+    if refused:
+        raise UnfitServer("\n".join(refused))
+    return [one for one in found if one.level is Level.WARN]
 
 
 def broken(queues: Queues, slots: Sequence[Slot]) -> list[Finding]:
@@ -74,9 +67,6 @@ def owner(queues: Queues, identity: str) -> list[Finding]:
         what = f"this Redis and namespace last belonged to another task table: {found.name}"
         do = "is TOC_DATABASE_URLS the right server? If so, the first worker that starts takes them over"
         return [Finding(Level.WARN, server, what, do)]
-    if found.rival and found.rival_seconds <= OWNER_LAPSE_SECONDS:
-        what = f"another cluster uses this Redis and namespace as well: {found.rival}"
-        return [Finding(Level.REFUSE, server, what, _ANOTHER)]
     return []
 
 
@@ -93,62 +83,48 @@ def unheard(queues: Queues, identity: str, workers: Collection[str]) -> set[str]
 
 
 def examine(queues: Queues) -> list[Finding]:
-    """Return findings about every master, also good ones. A master out of reach is a finding too."""
-    try:
-        masters = queues.nodes.masters()
-    except IndexUnavailable as exc:
-        addresses = ", ".join(map(str, queues.nodes.location.addresses))
-        return [Finding(Level.REFUSE, addresses, str(exc), "bring it back, or correct TOC_REDIS_URL")]
+    """Return findings about every master, also good ones. Raises IndexUnavailable if all are out of reach."""
     found: list[Finding] = []
+    away: list[IndexUnavailable] = []
+    masters = queues.nodes.masters()
     for node in masters:
-        server = str(node.address)
         try:
-            began = time.time()
-            facts, wrong = _examine(node, queues)
-            took_ms = (time.time() - began) * 1000
+            found += _examine(node, queues)
         except IndexUnavailable as exc:
-            found.append(Finding(Level.REFUSE, server, str(exc), _BRING_BACK))
-            continue
-        found += wrong
-        if facts:
-            memory = facts.get("maxmemory_human", "0B")
-            found.append(
-                Finding(
-                    Level.OK,
-                    server,
-                    f"{_name(facts)}, {facts.get('used_memory_human', '?')} of "
-                    f"{'what the machine has' if memory == '0B' else memory} used",
-                    "",
-                )
-            )
-        if facts.get("server_time_usec", "").isdecimal():
-            ahead = int(facts["server_time_usec"]) / 1000 - began * 1000 - took_ms / 2
-            found.append(clock_finding(server, ahead, took_ms / 2, MAX_CLOCK_SKEW_MS))
+            away.append(exc)
+            found.append(Finding(Level.WARN, str(node.address), str(exc), _BRING_BACK))
+    if len(away) == len(masters):
+        raise IndexUnavailable("\n".join(map(str, away))) from away[0]
     return found
 
 
-def _examine(node: RedisNode, queues: Queues) -> tuple[dict[str, str], list[Finding]]:
-    """Return a node's facts about itself, and what is wrong with them."""
+def _examine(node: RedisNode, queues: Queues) -> list[Finding]:
+    """Examine a master, in one round trip."""
     server, kind = str(node.address), queues.nodes.location.kind
-    info, save, cluster, coverage, published = node.ask(
+    began = time.time()
+    info, save, coverage, published = node.ask(
         ("INFO",),
         ("CONFIG", "GET", "save"),
-        ("CLUSTER", "INFO"),
         _COVERAGE,
         ("PUBLISH", queues.keys(_NO_SLOT).channel, ""),
     )
+    took_ms = (time.time() - began) * 1000
     if isinstance(info, Refusal):
-        return {}, [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
+        return [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
     facts = facts_of(info)
-    wrong = [
-        *_server(facts),
-        *_persistence(facts, save),
-        *_cluster(facts, {} if isinstance(cluster, Refusal) else facts_of(cluster), coverage, kind),
-    ]
+    wrong = [*_server(facts), *_persistence(facts, save), *_cluster(facts, coverage, kind)]
     if isinstance(published, Refusal) and published.code == "NOPERM":
         what = "its ACL refuses PUBLISH, which a script does not report: no worker hears of an earlier task"
         wrong.append((Level.WARN, what, "grant the commands, keys and channels in deploy/redis-acl.conf"))
-    return facts, [Finding(level, server, what, do) for level, what, do in wrong]
+    found = [Finding(level, server, what, do) for level, what, do in wrong]
+    whole = facts.get("maxmemory_human", "0B")
+    most = "what the machine has" if whole == "0B" else whole
+    about = f"{_name(facts)}, {facts.get('used_memory_human', '?')} of {most} used"
+    found.append(Finding(Level.OK, server, about, ""))
+    if facts.get("server_time_usec", "").isdecimal():
+        ahead = int(facts["server_time_usec"]) / 1000 - began * 1000 - took_ms / 2
+        found.append(clock_finding(server, ahead, took_ms / 2, MAX_CLOCK_SKEW_MS))
+    return found
 
 
 _Wrong = Iterator[tuple[Level, str, str]]
@@ -206,25 +182,11 @@ def _persistence(facts: dict[str, str], save: Any) -> _Wrong:
             "it writes neither an append-only file nor, as far as toc can see, snapshots",
             "set appendonly yes: without it, the index is rebuilt from the task table after every restart",
         )
-    for name in ("rdb_last_bgsave_status", "aof_last_write_status"):
-        if facts.get(name, "ok") != "ok":
-            yield Level.WARN, f"its {name} is {facts[name]}: it may refuse writes", "check its disk and log"
-            return
 
 
-def _cluster(facts: dict[str, str], cluster: dict[str, str], coverage: Any, kind: Topology) -> _Wrong:
-    if facts.get("cluster_enabled") != "1":
-        pass
-    elif kind is not Topology.CLUSTER:
+def _cluster(facts: dict[str, str], coverage: Any, kind: Topology) -> _Wrong:
+    if facts.get("cluster_enabled") == "1" and kind is not Topology.CLUSTER:
         yield Level.WARN, "it is a node of a cluster", "begin TOC_REDIS_URL with redis+cluster://"
-    elif (assigned := cluster.get("cluster_slots_assigned", "16384")) != "16384":
-        yield (
-            Level.REFUSE,
-            f"its cluster serves {assigned} of 16384 hash slots",
-            "assign the others: redis-cli --cluster fix",
-        )
-    elif (state := cluster.get("cluster_state", "ok")) != "ok":
-        yield Level.WARN, f"its cluster_state is {state}", "check CLUSTER NODES"
     if kind is Topology.CLUSTER and isinstance(coverage, list) and coverage[1:] == [b"yes"]:
         yield (
             Level.WARN,

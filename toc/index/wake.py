@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from math import floor
 
 from toc.index.connections import RedisNode
@@ -105,28 +105,19 @@ class WakeListener:
         if subscription.wire is None and time.monotonic() < subscription.retry_at:
             return True
         try:
-            if subscription.wire is None:
-                subscription.wire = self._connect(node)
-            events = subscription.events()
-            while (event := _next(events)) is not None:
-                if subscription.lost:
-                    log.info("wake_listener_connected")
-                subscription.pause, subscription.lost = _RECONNECT_S, False
-                callback(*event)
-        except _Unheard as exc:
+            events = _heard(node, subscription)
+        except (IndexUnavailable, Disconnected, *NONSENSE) as exc:
             if not subscription.lost:  # once per outage
-                log.warning("wake_listener_disconnected", reason=str(exc))
+                log.warning("wake_listener_disconnected", reason=f"{exc}" or type(exc).__name__)
             subscription.disconnected()
             return False
+        if events and subscription.lost:
+            log.info("wake_listener_connected")
+        if events:
+            subscription.pause, subscription.lost = _RECONNECT_S, False
+        for event in events:
+            callback(*event)
         return True
-
-    def _connect(self, node: RedisNode | None) -> Wire:
-        if node is None:
-            raise _Unheard("no server reports which Redis node serves what")
-        try:
-            return node.take()
-        except IndexUnavailable as exc:
-            raise _Unheard(str(exc)) from exc
 
 
 class _Subscription:
@@ -146,15 +137,14 @@ class _Subscription:
         self._heard_at = time.monotonic()
         self._asked = False
 
-    def events(self) -> Iterator[_Event]:
-        """Yield the events received so far."""
-        wire, wanted = self.wire, self.wanted
-        if wire is None:
-            return
+    def hear(self, wire: Wire) -> list[_Event]:
+        """Return the events received so far. Raises IndexUnavailable, Disconnected or one of NONSENSE."""
+        wanted = self.wanted
+        events: list[_Event] = []
         if wanted is not self._subscribed:
             before = self._subscribed or {}
             if self._subscribed is None and not wanted:
-                yield None, None  # no channel will be confirmed
+                events.append((None, None))  # no channel will be confirmed
             new = [channel for channel in wanted if channel not in before]
             _send(wire, "SUBSCRIBE", new)
             _send(wire, "UNSUBSCRIBE", [channel for channel in before if channel not in wanted])
@@ -164,19 +154,20 @@ class _Subscription:
             self._heard_at, self._asked = time.monotonic(), False
             message = wire.read()
             if isinstance(message, Refusal):
-                raise _Unheard(f"Redis refused to subscribe ({message.code})")
+                raise IndexUnavailable(f"Redis refused to subscribe ({message.code})")
             kind, channel, data = (*message, None)[:3] if isinstance(message, list) else (None, None, None)
             if kind == b"subscribe":
                 self._unconfirmed -= 1
                 if self._unconfirmed == 0:
-                    yield None, None
+                    events.append((None, None))
             elif kind == b"message" and channel in wanted:
-                yield wanted[channel], _due_ms(data)
+                events.append((wanted[channel], _due_ms(data)))
         if time.monotonic() - self._heard_at >= _SILENCE_S:
             if self._asked:
-                raise _Unheard("Redis does not answer")
+                raise IndexUnavailable("Redis does not answer")
             wire.send([("PING",)])
             self._heard_at, self._asked = time.monotonic(), True
+        return events
 
     def next_at(self) -> float:
         """Return when to act next if no message comes, on the monotonic clock."""
@@ -197,8 +188,12 @@ class _Subscription:
             self.wire = None
 
 
-class _Unheard(Exception):
-    """The subscription was lost or could not be made."""
+def _heard(node: RedisNode | None, subscription: _Subscription) -> list[_Event]:
+    if node is None:
+        raise IndexUnavailable("no server reports which Redis node serves what")
+    if subscription.wire is None:
+        subscription.wire = node.take()
+    return subscription.hear(subscription.wire)
 
 
 def _due_ms(data: bytes) -> int:
@@ -208,13 +203,6 @@ def _due_ms(data: bytes) -> int:
     except ValueError:
         due = None
     return 0 if due is None else floor(due)
-
-
-def _next(events: Iterator[_Event]) -> _Event | None:
-    try:
-        return next(events, None)
-    except (Disconnected, IndexUnavailable, *NONSENSE) as exc:
-        raise _Unheard(f"the connection broke ({type(exc).__name__})") from exc
 
 
 def _send(wire: Wire, command: str, channels: list[bytes]) -> None:

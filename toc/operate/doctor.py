@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from toc.coordination import ensemble
+from toc.coordination.address import Address
 from toc.coordination.assignment import TABLES, Spread
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.znodes import host_of
@@ -95,7 +95,7 @@ def examine(
     except (StoreUnavailable, SchemaBehind) as exc:
         return [*lines, *_unless_said(lines, "database", exc)]
     progress(0.2, "looking at Redis")
-    lines += _lines("redis", preflight.examine(center.queues)) if indexed else [_NO_INDEX]
+    lines += _redis(center) if indexed else [_NO_INDEX]
     lines += _not_wanted(center) if indexed else []
     progress(0.4, "looking at topics and slots")
     topics: list[Topic] = []
@@ -142,6 +142,15 @@ _NO_INDEX = Line(
     "there is no index: tasks that are submitted less than a second ahead start up to a second late",
     "for milliseconds always, set TOC_REDIS_URL and run `toc index on`",
 )
+
+
+def _redis(center: TimeoutCenter) -> list[Line]:
+    try:
+        return _lines("redis", preflight.examine(center.queues))
+    except IndexUnavailable as exc:
+        servers = ", ".join(map(str, center.queues.nodes.location.addresses))
+        do = "bring it back, or correct TOC_REDIS_URL"
+        return [Line(Level.REFUSE, "redis", servers, str(exc), do)]
 
 
 def _not_wanted(center: TimeoutCenter) -> list[Line]:
@@ -243,13 +252,13 @@ def _nobody(center: TimeoutCenter) -> list[Line]:
 
 
 def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[Line]:
-    settings = center.settings
-    lines = _lines("zookeeper", ensemble.examine(address, timeout=settings.connect_timeout))
+    place = Address.parse(address)
+    lines = list(_secrecy(place))
     try:
-        with open_operator(settings) as operator:
+        with open_operator(center.settings) as operator:
             workers, rows = operator.workers(), operator.slots()
+            lines.append(Line(Level.OK, "zookeeper", place.hosts, "it serves", ""))
             lines += _open(operator.open_nodes())
-            lines += _damaged(operator.damaged_nodes())
             moving = _moving(rows, operator.slots, topics)
     except CoordinationUnavailable as exc:
         do = "bring ZooKeeper back; if it says NoAuth, name the user that created the nodes in TOC_ZOOKEEPER"
@@ -296,17 +305,22 @@ def _workers(workers: list[WorkerRow], moving: Mapping[Slot, str], topics: list[
         yield Line(Level.OK, "slots", "-", "every slot is held by the worker it is assigned to", "")
 
 
+def _secrecy(place: Address) -> Iterator[Line]:
+    if place.credential is None:
+        what = "no user is set, so anyone who can reach ZooKeeper can change who owns which slot"
+        do = "set TOC_ZOOKEEPER=user:password@host:port: then only that user can change the nodes"
+        yield Line(Level.NOTE, "zookeeper", place.hosts, what, do)
+    elif not place.tls:
+        what = "the password in TOC_ZOOKEEPER is sent unencrypted"
+        do = "set secureClientPort in zoo.cfg, and append ?tls=true&ca=... to TOC_ZOOKEEPER"
+        yield Line(Level.NOTE, "zookeeper", place.hosts, what, do)
+
+
 def _open(nodes: list[str]) -> Iterator[Line]:
     if nodes:
         what = f"anyone can change {', '.join(nodes)}: created before TOC_ZOOKEEPER named a user"
         do = "in zkCli.sh, after addauth digest user:password: setAcl -R /toc/CLUSTER auth::cdrwa"
         yield Line(Level.WARN, "zookeeper", "-", what, do)
-
-
-def _damaged(nodes: list[str]) -> Iterator[Line]:
-    for node in nodes:
-        what = "its data cannot be read, so it counts for nothing: another program has written it"
-        yield Line(Level.WARN, "zookeeper", node, what, f"in zkCli.sh: delete {node}")
 
 
 def _moving(

@@ -38,7 +38,7 @@ from itertools import chain
 
 from toc.index.calls import BySlot, IndexBroken
 from toc.index.messages import Generation
-from toc.index.queues import OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, Queues
+from toc.index.queues import OWNER_REFRESH_SECONDS, Queues
 from toc.loop import Loop
 from toc.model.errors import IndexUnavailable
 from toc.model.lateness import Cause
@@ -93,8 +93,6 @@ class IndexWatch:
     def __post_init__(self) -> None:
         self._own_at = float("-inf")
         """When to ask next whose index this is (monotonic)."""
-        self._rival = ""
-        """Another cluster that recently wanted the index."""
         self.foreign = False
         """Whether the index is another task table's."""
         self._seen: dict[Slot, Generation] = {}
@@ -209,10 +207,6 @@ class IndexWatch:
         elif self.foreign and not foreign:
             log.info("index_ours")
             self.refuse(None)
-        rival = owner.rival if not foreign and owner.rival_seconds <= OWNER_LAPSE_SECONDS else ""
-        if rival and rival != self._rival:
-            log.error("index_wanted_by_another", rival=rival)
-        self._rival = rival
         if foreign != self.foreign:
             self.foreign = foreign
             self.on_change()

@@ -16,12 +16,12 @@ OURS, THEIRS = "a" * 32, "b" * 32
 SLOT = Slot("order.close", 3)
 
 
-def test_the_first_that_asks_has_it_and_hears_of_the_second(queues: Queues) -> None:
+def test_the_first_that_asks_has_it(queues: Queues) -> None:
     assert queues.owner() is None
-    assert queues.own(OURS, "ours")[:5] == (OURS, "ours", 0, "", 0)
+    assert queues.own(OURS, "ours")[:3] == (OURS, "ours", 0)
     assert queues.own(THEIRS, "theirs")[:2] == (OURS, "ours")
     owner = queues.own(OURS, "ours")
-    assert (owner.identity, owner.rival) == (OURS, "theirs")
+    assert owner.identity == OURS
     assert queues.owner() == owner
 
 
@@ -55,25 +55,14 @@ def test_who_asks_no_more_has_it_no_more(queues: Queues, server: RedisServer) ->
     assert queues.own(OURS, "ours")[:2] == (THEIRS, "theirs")
 
 
-def test_a_new_owner_is_not_told_of_itself(queues: Queues, server: RedisServer) -> None:
-    queues.own(OURS, "ours")
-    queues.own(THEIRS, "theirs")
-    at = server.call("HGET", "toc_owner", "at")
-    server.call("HSET", "toc_owner", "at", str(int(str(at)) - OWNER_LAPSE_SECONDS - 1))
-    for owner in (queues.own(THEIRS, "theirs"), queues.owner()):
-        assert owner is not None
-        assert (owner.identity, owner.rival, owner.rival_seconds) == (THEIRS, "", 0)
-
-
 def test_after_the_clock_of_redis_was_set_back_an_owner_that_asks_no_more_loses_it(
     queues: Queues, server: RedisServer
 ) -> None:
     queues.own(OURS, "ours")
     now = int(str(server.call("HGET", "toc_owner", "at")))
-    server.call("HSET", "toc_owner", "at", str(now + 3600), "rival", "theirs", "rival_at", str(now + 3600))
+    server.call("HSET", "toc_owner", "at", str(now + 3600))
     assert queues.own(THEIRS, "theirs").identity == OURS
     assert 0 <= int(str(server.call("HGET", "toc_owner", "at"))) - now < 60, "its time runs from now on"
-    assert 0 <= int(str(server.call("HGET", "toc_owner", "rival_at"))) - now < 60
 
 
 def test_namespaces_have_owners_of_their_own(queues: Queues, server: RedisServer) -> None:
@@ -86,7 +75,7 @@ def test_namespaces_have_owners_of_their_own(queues: Queues, server: RedisServer
 def test_what_is_no_owner_is_written_over_and_what_is_no_hash_is_an_error(
     queues: Queues, server: RedisServer
 ) -> None:
-    server.call("HSET", "toc_owner", "at", "soon", "rival_at", "-1", "name", "\xff")
+    server.call("HSET", "toc_owner", "at", "soon", "name", "\xff")
     assert queues.owner() is None
     assert queues.own(OURS, "ours").identity == OURS
     server.call("SET", "toc_owner", "what is this")

@@ -1,42 +1,38 @@
 #!lua flags=allow-oom
 -- own: claims the index for a task table. The first table whose workers ask owns it for as long as they keep
--- asking. A rival that asks leaves its name, so that the owner learns of it; a new owner finds no rival.
--- A time in the future was written before this server's clock was set back, and counts as now.
+-- asking. A time in the future was written before this server's clock was set back, and counts as now.
 -- Each worker of the owner is a member from its first call on until it leaves, or has not called for an hour.
 --
--- KEYS  1   owner      hash: identity, name, at; rival, rival_at; 'member ' worker_id -> when it called last;
---                      seconds by this server's clock
+-- KEYS  1   owner      hash: identity, name, at; 'member ' worker_id -> when it called last; seconds by this
+--                      server's clock
 -- ARGV  1   identity   of the task table that asks; '': it claims nothing, and learns who owns the index
 --       2   name       of its cluster, for people
 --       3   lapse      seconds without asking after which the owner loses it
 --       4   refresh    seconds after which the owner's asking is recorded again
 --       5   member     the field of the calling worker, or ''
 --       6   leaves     1 if the caller ends, else 0
--- RETURNS   {identity of the owner or '', its name, seconds since it asked, name of the last rival or '', seconds since,
+-- RETURNS   {identity of the owner or '', its name, seconds since it asked,
 --           {worker_id, seconds since it called, ... of the members}}
 -- BOUNDS    1 key
 local now = tonumber(redis.call('TIME')[1])
-local held = redis.call('HGETALL', KEYS[1])
+local fields = redis.call('HGETALL', KEYS[1])
 local found = {}
-for i = 1, #held, 2 do
-  found[held[i]] = held[i + 1]
+for i = 1, #fields, 2 do
+  found[fields[i]] = fields[i + 1]
 end
 local stamp = string.format('%d', now)
-for _, field in ipairs({'at', 'rival_at'}) do
-  if (tonumber(found[field]) or 0) > now then
-    redis.call('HSET', KEYS[1], field, stamp)
-    found[field] = stamp
-  end
+if (tonumber(found.at) or 0) > now then
+  redis.call('HSET', KEYS[1], 'at', stamp)
+  found.at = stamp
 end
 local function since(field)
   local at = tonumber(found[field])
   return at and at <= now and now - at or 0
 end
+local held = found.identity and found.identity ~= ARGV[1] and since('at') <= tonumber(ARGV[3])
 if ARGV[1] == '' then
   found.identity = found.identity or ''
-elseif found.identity and found.identity ~= ARGV[1] and since('at') <= tonumber(ARGV[3]) then
-  redis.call('HSET', KEYS[1], 'rival', ARGV[2], 'rival_at', stamp)
-elseif found.identity ~= ARGV[1] or found.name ~= ARGV[2] or since('at') >= tonumber(ARGV[4]) then
+elseif not held and (found.identity ~= ARGV[1] or found.name ~= ARGV[2] or since('at') >= tonumber(ARGV[4])) then
   if found.identity ~= ARGV[1] then
     for field in pairs(found) do
       redis.call('HDEL', KEYS[1], field)
@@ -65,4 +61,4 @@ for field in pairs(found) do
     members[#members + 1] = since(field)
   end
 end
-return {found.identity, found.name or '', since('at'), found.rival or '', since('rival_at'), members}
+return {found.identity, found.name or '', since('at'), members}

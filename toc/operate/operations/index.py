@@ -4,23 +4,19 @@ from __future__ import annotations
 
 from toc.model.access import Action as Right
 from toc.model.errors import ConfigError
-from toc.model.finding import Level
 from toc.operate.operation import Doing, Record, operation
 
 
 def _can_switch(doing: Doing, *, on: bool) -> None:
     """Raise ConfigError, UnfitServer or Unavailable if the index cannot be switched on or off now."""
-    from toc.index.preflight import check
-    from toc.model.errors import UnfitServer
+    from toc.index.preflight import require_fit
     from toc.operate.cluster import living_hosts
 
     center = doing.center
     if on:
         if center.settings.redis_url is None:
             raise ConfigError("TOC_REDIS_URL is not set: set it, here and for every process, before")
-        wrong = [found for found in check(center.queues) if found.level is Level.REFUSE]
-        if wrong:
-            raise UnfitServer("\n".join(f"{found.server}: {found.what}; {found.do}" for found in wrong))
+        require_fit(center.queues)
     if hosts := living_hosts(center):
         raise ConfigError(
             f"workers or gateways are alive on {', '.join(hosts)}: stop them, then run this again, then "

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from toc.config import Settings
-from toc.index.preflight import check
+from toc.index.preflight import require_fit
 from toc.loop import watch_threads
-from toc.model.errors import ConfigError, UnfitServer
-from toc.model.finding import Level
+from toc.model.errors import ConfigError
 from toc.model.topic import Delivery
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
@@ -87,11 +86,5 @@ def check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
     for name, topic in center.catalog.known().items():
         if name in center.handlers and topic.delivery is not Delivery.HANDLER:
             log.warning("handler_not_used", topic=name, delivery=topic.delivery.value)
-    refused = []
-    for finding in check(center.queues) if center.queues.present else ():
-        if finding.level is Level.REFUSE:
-            refused.append(f"{finding.server}: {finding.what}; {finding.do}")
-        else:
-            log.warning("redis_setting", server=finding.server, what=finding.what, do=finding.do)
-    if refused:
-        raise UnfitServer("\n".join(refused))
+    for finding in require_fit(center.queues) if center.queues.present else ():
+        log.warning("redis_setting", server=finding.server, what=finding.what, do=finding.do)
