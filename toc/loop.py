@@ -9,7 +9,6 @@ ends its process.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import select
@@ -242,22 +241,12 @@ def end_process(thread: str, error: BaseException) -> NoReturn:
             last_words = threading.Thread(target=say, daemon=True)
             try:
                 last_words.start()
-            except RuntimeError:
-                _say_alone(thread, error)
-            last_words.join(LAST_WORDS_SECONDS)
+            except RuntimeError:  # no thread is left, as without memory
+                say()
+            else:
+                last_words.join(LAST_WORDS_SECONDS)
     finally:
         os._exit(EXIT_THREAD_DIED)
-
-
-def _say_alone(thread: str, error: BaseException) -> None:
-    """Say what ``end_process`` says if no thread can be started, as without memory: in one write, if stderr
-    takes it at once."""
-    why = f"{type(error).__name__}; no thread can be started: look at the limits of memory and processes"
-    line = json.dumps({"event": "thread_died", "level": "critical", "thread": thread, "error": why})
-    poll = select.poll()
-    poll.register(2, select.POLLOUT)
-    if poll.poll(0):
-        os.write(2, f"{line}\n".encode())
 
 
 _ending = threading.Lock()

@@ -47,8 +47,6 @@ ON_THREADS = [
 ]
 COROUTINES = [
     Deed("stop the event loop", "test.async", {"sleep": 0.5}, 3, "a handler stopped the event loop"),
-    Deed("shut the executor down", "test.async", {"in_thread": 0.02}),
-    Deed("forget the running loop", "test.async", {"sleep": 1.0}),
     Deed("use copies", "test.async"),
     Deed("fork", "test.async", {"sleep": 0.05}, 2, event="copy_ended"),
     Deed("fork and go on", "test.async", {"sleep": 0.05}, 2, event="copy_ended"),
@@ -170,7 +168,6 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named_and_harms_no_handler_on
     late = system.late(on_threads)
     (system.directory / "released").touch()
     system.wait(lambda: not system.pending([blocking, *coroutines]), "all have ended", 10)
-    system.wait(lambda: bool(daemon.events("event_loop_free")), "it is said that it goes on", 5)
     told = daemon.events("event_loop_blocked")[0]
     assert (told["job_id"], told["topic"]) == (blocking, "test.async")
     assert "_block_the_event_loop" in told["stack"]

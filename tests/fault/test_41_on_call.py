@@ -110,7 +110,6 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
         )
         system.client.submit("test.sync", biz_id=1, delay=0.1)
         system.wait(lambda: overdue("test.sync") > 1, "and how long a task has been due there", 10)
-        assert "8 slots of test.sync have no owner" in ask(daemon, "/readyz")
         operator.unwant("drain", daemon.host)
         system.wait(lambda: overdue("test.sync") == 0, "it runs", 10)
     judged = line.judge(system, within=5)

@@ -100,11 +100,6 @@ def valid_job_id(job_id: object) -> bool:
     return is_whole(job_id, 1, MAX_BIZ_ID)
 
 
-def first_job_id(ms: int) -> int:
-    """Return a number below the job_ids that are made from this instant on."""
-    return (ms - JOB_ID_EPOCH_MS << 22) - 1
-
-
 def created_ms(job_id: int) -> int:
     """Return when a job_id was made (ms), by the clock of its host."""
     return (job_id >> 22) + JOB_ID_EPOCH_MS

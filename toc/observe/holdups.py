@@ -1,14 +1,14 @@
 """What holds up tasks in this process, and which of its tasks started late: for ``toc.model.lateness``.
 
 Whoever notices that tasks are held up notes it. Whoever starts tasks asks which notes fill a late start, and
-counts it. What was counted becomes episodes: one for each topic and cause, as long as it goes on.
+counts it. What was counted in some seconds becomes episodes: one for each topic and cause.
 """
 
 from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 
 from toc.model.clock import Clock
 from toc.model.lateness import CAUSES, LATE_MS, Cause, Episode, LateStart, Span, clock_time, fill
@@ -23,10 +23,8 @@ NOTES = 20
 """Most notes kept of a place."""
 LINES_A_SECOND = 500
 """Most late starts whose causes are written to rows in a second: with two processes 2 % of two cores."""
-EPISODE_MS = 60_000
-"""How long an episode lasts at the most; then another one begins."""
-QUIET_MS = 10_000
-"""An episode has ended when so long no task was late by it."""
+LEARN_MS = 1000
+"""By when each process has learned that a topic was resumed."""
 EPISODES = 200
 """Most episodes at a time. What exceeds them is counted without its topic."""
 EVERYWHERE = None
@@ -45,13 +43,10 @@ class Holdups:
         self._who = who
         self._notes: dict[Hashable, tuple[Span, ...]] = {}
         """By place. The tuples are replaced, never changed in place."""
-        self._resumes: dict[str, int] = {}
-        """When this process learned that a topic was resumed (ms)."""
         self._wall = self._offset()
         """The wall clock minus the monotonic one (ms)."""
         self._second = self._lines = 0
-        self._open: dict[tuple[str, Cause], Episode] = {}
-        self._changed: set[tuple[str, Cause]] = set()
+        self._episodes: dict[tuple[str, Cause], Episode] = {}
         self._last: dict[str, Cause] = {}
         """By topic, the cause of the latest late start."""
         self._lock = threading.Lock()
@@ -87,10 +82,6 @@ class Holdups:
     def _offset(self) -> int:
         return self._clock.now_ms() - round(self._clock.monotonic() * 1000)
 
-    def resumed(self, topic: str) -> None:
-        """Note that this process has learned that a topic was resumed."""
-        self._resumes[topic] = self._clock.now_ms()
-
     # --- which of it explains a start
 
     def fill(
@@ -109,8 +100,7 @@ class Holdups:
         """Return what its topic's pause and resume explain of a task taken at ``held`` (ms)."""
         if not topic.paused_at or topic.resumed_at <= due:
             return
-        # A process learns of a resume some moments later.
-        until = max(topic.resumed_at, self._resumes.get(topic.name, 0))
+        until = topic.resumed_at + LEARN_MS
         about = f"{clock_time(topic.paused_at)} to {clock_time(topic.resumed_at)} UTC"
         yield Span(Cause.PAUSED, topic.paused_at, until, about)
         if topic.resume_rate:
@@ -139,35 +129,19 @@ class Holdups:
             self._last[topic] = cause
             for cause, some in by_cause.items():
                 key = topic, cause
-                if key not in self._open and len(self._open) >= EPISODES:
+                if key not in self._episodes and len(self._episodes) >= EPISODES:
                     key = "", cause
-                one = self._open.get(key)
+                one = self._episodes.get(key)
                 if one is None:
                     first = some[0][1]
                     number = secrets.randbits(62)
                     one = Episode(number, *key, self._who, first.due, first.started, first.started)
-                self._open[key] = one.with_tasks(some)
-                self._changed.add(key)
+                self._episodes[key] = one.with_tasks(some)
         for cause, some in by_cause.items():
             LATE_TASKS.of(topic, cause.value).add(len(some))
 
-    def changed(self) -> list[Episode]:
-        """Return the episodes that have changed since they were ``written``, and forget those that ended."""
-        now = self._clock.now_ms()
+    def take_episodes(self) -> list[Episode]:
+        """Return what was counted since the last call."""
         with self._lock:
-            for key, one in list(self._open.items()):
-                ended = now - one.until > QUIET_MS or now - one.began > EPISODE_MS
-                if ended and key not in self._changed:
-                    del self._open[key]
-            return [self._open[key] for key in self._changed]
-
-    def written(self, episodes: Sequence[Episode]) -> None:
-        """Note that these are written as they are. Those that last long enough end here."""
-        now = self._clock.now_ms()
-        with self._lock:
-            for one in episodes:
-                key = one.topic, one.cause
-                if self._open.get(key) == one:
-                    self._changed.discard(key)
-                    if now - one.began > EPISODE_MS:
-                        del self._open[key]
+            taken, self._episodes = self._episodes, {}
+        return list(taken.values())

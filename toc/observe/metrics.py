@@ -81,7 +81,6 @@ SECONDS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0,
 )  # fmt: skip
 STEP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-TASKS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0)
 
 # --- tries; a worker process counts a try when its outcome is written
 
@@ -111,30 +110,10 @@ TRIES = _counter(
     "topic",
     "outcome",
 )
-STALE = _counter("toc_stale_entries", "Entries dropped by the row check: their task had ended.", "topic")
 EXPIRED_TASKS = _counter(
     "toc_expired_tasks", "Tasks that expired: cancelled if no try had started, else dead.", "topic"
 )
 ORPHANS = _counter("toc_orphans", "Entries without a row, or not written by toc: removed, not run.", "topic")
-RECLAIMED = _counter("toc_reclaimed_tasks", "Tasks taken back from dead or silent workers.", "topic")
-FENCES_LOST = _counter(
-    "toc_fences_lost",
-    "Tries whose entry went to another worker, or was lost by Redis, while a worker held it.",
-    "topic",
-)
-WITHOUT_INDEX = _counter(
-    "toc_tasks_without_redis",
-    "Tasks taken from the task table, their Redis node being out of reach.",
-    "topic",
-)
-LEASED = _counter(
-    "toc_leased_entries", "Entries that waited for another live worker's lease on the row.", "topic"
-)
-QUARANTINED = _counter(
-    "toc_quarantined_tasks",
-    "Tasks run alone because they may have killed workers.",
-    "topic",
-)
 
 # --- the steps of a task's path; each batch is one
 
@@ -145,7 +124,6 @@ STEP = _histogram(
     "step",
     buckets=STEP_SECONDS,
 )
-STEP_TASKS = _histogram("toc_step_tasks", "Number of tasks in a batch.", "step", buckets=TASKS)
 
 # --- the sweep and the refill of the index
 
@@ -264,7 +242,6 @@ INDEX_FOREIGN = _highest(
     "1 while Redis and namespace belong to another cluster.",
 )
 
-LOOP_BLOCKED = _counter("toc_event_loop_blocked_seconds", "Time in which coroutines blocked the event loop.")
 
 # --- the state of the daemon
 
@@ -275,7 +252,6 @@ SLOTS = _gauge(
     "topic",
     "state",
 )
-TABLES = _gauge("toc_swept_tables", "Task tables that this daemon's workers sweep.")
 WORKERS = _gauge("toc_workers", "Worker processes of this daemon.", "state")
 DRAINED = _highest("toc_drained", "1 while the daemon's host is drained.")
 WORKER_EXITS = _counter("toc_worker_exits", "Worker processes that ended.", "how")
@@ -317,16 +293,3 @@ CLOCK_DIFFERENCE = _gauge(
     "The clock of a Redis node or database server minus that of this host.",
     "server",
 )
-
-
-class StepTimer:
-    """Measures one step of a task's path."""
-
-    def __init__(self, name: str) -> None:
-        self._seconds = STEP.of(name)
-        self._tasks = STEP_TASKS.of(name)
-
-    def took(self, seconds: float, tasks: int) -> None:
-        """Record one run of the step: its ``seconds``, and the number of its ``tasks``."""
-        self._seconds.observe_one(seconds)
-        self._tasks.observe_one(tasks)

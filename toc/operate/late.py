@@ -31,7 +31,7 @@ from toc.operate.running import where_of
 from toc.operate.shown import LateShown
 from toc.sdk.client import TimeoutCenter
 
-RECENT_MS = 20_000
+RECENT_MS = 45_000
 """What made tasks of a topic late so short a while ago still does."""
 SEEN = 20
 """How many episodes at the time of a task are read."""

@@ -85,7 +85,7 @@ class Worker:
             died=died,
             max_crashes=center.settings.max_crashes,
         )
-        self._finisher = finisher = Finisher(tools=tools, pressure=Pressure())
+        self._finisher = finisher = Finisher(tools, Pressure())
         self._bodies = BodyReader(tools, finisher)
         self._reading = False
         """Whether the threads that read bodies have started."""
@@ -102,14 +102,8 @@ class Worker:
         self._leases = LeaseKeeper(tools, finisher)
         self.suspects: list[Suspect] = []
         """Tasks that may run only alone: several workers in a row ended while they ran."""
-        self._alone = RunsAlone(
-            tools=tools,
-            finisher=finisher,
-            leases=self._leases,
-            dispatcher=self,
-            tell=lambda *_, **__: None,
-        )
-        self._quarantine = Quarantine(tools=tools, finisher=finisher, name=self.suspects.extend)
+        self._alone = RunsAlone(tools, finisher, self._leases, self, lambda *_, **__: None)
+        self._quarantine = Quarantine(tools, finisher, self.suspects.extend)
         self._checker = Checker(
             tools=tools,
             finisher=finisher,

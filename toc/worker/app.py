@@ -85,11 +85,9 @@ def skip_breakpoints() -> None:
 def tell(center: TimeoutCenter) -> None:
     """Have the worker of a center, which does not run yet, tell a developer what becomes of each task."""
     # Others who load an application need not have it.
-    from toc.worker.run.told import Submissions, tell_death, told
+    from toc.worker.run.told import tell_death, told
 
-    submissions = Submissions(center.store, center.catalog, center.clock)
-    submissions.watch()
-    center.handlers = {topic: told(handler, submissions) for topic, handler in center.handlers.items()}
+    center.handlers = {topic: told(handler) for topic, handler in center.handlers.items()}
     center.on_dead(tell_death)
 
 

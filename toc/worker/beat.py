@@ -88,10 +88,8 @@ class Beat:
 
     def _first_due(self) -> dict[str, int]:
         """By topic, when the first task was due (ms) that this process has taken and not started, or put back
-        because its row is out of reach, or knows as due. The StoreQueues do not tell of these."""
-        first = self.rows.first_due()
-        for topic, due in self.pipeline.finisher.away.since(self.tools.clock.now_ms()).items():
-            first[topic] = min(first.get(topic, due), due)
+        because its row is out of reach. The StoreQueues do not tell of these."""
+        first = self.pipeline.finisher.away.since(self.tools.clock.now_ms())
         for entry in self.pipeline.inflight.snapshot():
             if entry.state is State.WAITS:
                 first[entry.topic.name] = min(first.get(entry.topic.name, entry.due), entry.due)

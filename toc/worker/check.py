@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +17,11 @@ from functools import partial
 from toc.loop import Reactor
 from toc.model.clock import MAX_CLOCK_SKEW_MS, RateLimit
 from toc.model.lateness import LATE_MS, Cause
-from toc.model.task import TaskStatus, TryRow
+from toc.model.task import TryRow
 from toc.model.topic import Delivery
 from toc.model.verdict import Check, check
 from toc.observe.log import get_logger
-from toc.observe.metrics import ORPHANS, STALE, StepTimer
+from toc.observe.metrics import ORPHANS, STEP
 from toc.store.servers.shards import Answers, Trouble
 from toc.worker.entry import Entry
 from toc.worker.lease_keeper import LeaseKeeper
@@ -70,13 +70,8 @@ class Checker:
         self._unread_since = self._unread_at = float("-inf")
         """Start of the current trouble with reading rows, and time of its last failure (monotonic)."""
         self._tells_behind = RateLimit(self.tools.clock, BEHIND_SECONDS)
-        self._leaving = False
         self._lock = threading.Lock()
-        self._read_step = StepTimer("read")
-
-    def leave(self) -> None:
-        """This worker leaves: entries that are not decided yet are left to their slot's next owner."""
-        self._leaving = True
+        self._read_seconds = STEP.of("read")
 
     @property
     def settled(self) -> bool:
@@ -107,7 +102,7 @@ class Checker:
 
     def _read(self, entries: list[Entry]) -> None:
         """Have the rows read. Those of each database server are judged as they arrive."""
-        if self._leaving:
+        if self.tools.book.leaving:
             self.finisher.give_back_unread(entries)
             return
         began = time.monotonic()
@@ -122,8 +117,8 @@ class Checker:
                 server = self.tools.store.server_of(job_ids[0])
                 self.tools.late.slow(Cause.DATABASE, server, time.monotonic() - began, "reading rows")
             if not rows.unanswered:
-                self._read_step.took(time.monotonic() - began, len(some))
-            if self._leaving:
+                self._read_seconds.observe_one(time.monotonic() - began)
+            if self.tools.book.leaving:
                 self.finisher.give_back_unread(some)
             else:
                 self._judge(some, rows)
@@ -132,11 +127,7 @@ class Checker:
 
     def _judge(self, entries: Sequence[Entry], rows: Answers[TryRow]) -> None:
         now = self.tools.clock.now_ms()
-        ready: list[Entry] = []
-        leased: list[Entry] = []
-        soon: list[Entry] = []
-        expired: list[Entry] = []
-        behind: list[Entry] = []
+        found: defaultdict[Check, list[Entry]] = defaultdict(list)
         unread: list[Entry] = []
         refused: list[tuple[Entry, TryRow | None]] = []
         for entry in entries:
@@ -152,21 +143,10 @@ class Checker:
             if row.action_time > row.next_time:  # the row was changed directly in the table
                 row = row._replace(next_time=row.action_time)
             entry.row = row
-            what = check(row, now=now, taken=entry.taken)
-            if what is Check.START:
-                ready.append(entry)
-            elif what is Check.LEASED:
-                leased.append(entry)
-            elif what is Check.SOON:
-                soon.append(entry)
-            elif what is Check.EXPIRED:
-                expired.append(entry)
-            elif what is Check.CLOCK_BEHIND:
-                behind.append(entry)
-            else:
-                if row.status != TaskStatus.PENDING:
-                    STALE.of(entry.topic.name).add()
-                refused.append((entry, row))
+            found[check(row, now=now, taken=entry.taken)].append(entry)
+        ready, leased, soon = found[Check.START], found[Check.LEASED], found[Check.SOON]
+        expired, behind = found[Check.EXPIRED], found[Check.CLOCK_BEHIND]
+        refused += [(entry, entry.row) for entry in found[Check.ELSEWHERE]]
         if unread:
             self._put_away(unread, rows.unanswered)
         skew = max((entry.taken for entry in entries), default=now) - now
@@ -200,7 +180,7 @@ class Checker:
         uncovered = self.leases.cover(ready)  # [rule: covered]
         waiting = [entry for entry in ready if entry.job_id in uncovered]
         ready = [entry for entry in ready if entry.job_id not in uncovered]
-        if self._leaving:
+        if self.tools.book.leaving:
             self.finisher.give_back_unread(waiting)
         elif waiting:
             self._again.append((self.tools.clock.monotonic() + RETRY_MS / 1000, waiting))

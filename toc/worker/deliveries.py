@@ -35,7 +35,7 @@ class WebhookHandlers(Protocol):
         """Send nothing more: leave this process's share of the targets' limits to other processes."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Deliveries:
     """Follows the topic table. ``run_once`` reads it again.
 
@@ -63,9 +63,6 @@ class Deliveries:
             return REFRESH_SECONDS
         if topics != self._topics:
             changed = [topic for name, topic in topics.items() if topic != self._topics.get(name)]
-            for topic in changed:
-                if not topic.paused and (before := self._topics.get(topic.name)) and before.paused:
-                    self.tools.late.resumed(topic.name)
             self._topics = topics
             self._serve_webhooks()
             self.dispatcher.topics_changed()

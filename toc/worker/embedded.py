@@ -26,7 +26,7 @@ from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, apart
 from toc.worker.control import ControlPipe
 from toc.worker.daemon.keeper import Keeper
-from toc.worker.daemon.minutes import LAST_SECONDS, Minutes
+from toc.worker.daemon.minutes import Minutes
 from toc.worker.daemon.processes import Child
 from toc.worker.daemon.start import check_servers
 from toc.worker.daemon.successors import RESTART_CAP_SECONDS
@@ -87,12 +87,8 @@ class _Keeper(Keeper[_Life]):
         self._identity = center.store.identity.get()
         super().__init__(center, center.settings, workers=1, serves=frozenset({Delivery.HANDLER.value}))
         self._threads, self._ready, self._stopping = threads, ready, stopping
-        self._ended = threading.Event()
         host = f"{self.settings.host}-embedded"
-        minutes = Minutes(center.store.minutes, host, own_board().read, Clock())
-        self._minutes = threading.Thread(
-            target=lambda: minutes.run(self._ended), name="toc-minutes", daemon=True
-        )
+        self._minutes = Minutes(center.store.minutes, host, own_board().read, Clock())
         self._complains = RateLimit(Clock(), COMPLAIN_SECONDS)
 
     def run(self) -> None:
@@ -110,9 +106,7 @@ class _Keeper(Keeper[_Life]):
                     self._stopping.wait(AGAIN_SECONDS)
         finally:
             self._slots.stop()
-            self._ended.set()
-            if self._minutes.is_alive():
-                self._minutes.join(LAST_SECONDS)
+            self._minutes.stop()
             self.center.close()
             self._selector.close()
             self._bell.close()

@@ -175,6 +175,11 @@ class Inflight:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def share(self, until: float) -> None:
+        """Note that others may own our slots too, until then (monotonic)."""
+        with self._lock:
+            self.shared_until = max(self.shared_until, until)
+
     def shared(self, now: float) -> bool:
         """Whether other workers may own our slots too. If either side has lost Redis, the index cannot
         arbitrate. So nothing starts here without a lease, and nothing is taken without Redis."""

@@ -9,7 +9,6 @@ the task table, so it continues when Redis hangs, or where there is none.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
@@ -17,7 +16,7 @@ from toc.loop import Loop
 from toc.model.clock import RateLimit
 from toc.model.verdict import Failure, after_crash
 from toc.observe.log import get_logger
-from toc.observe.metrics import LEASED, TRIES
+from toc.observe.metrics import TRIES
 from toc.store.servers.server import Locked
 from toc.store.servers.shards import Trouble
 from toc.store.tasks.batch import Guard
@@ -164,9 +163,12 @@ class LeaseKeeper:
 
     def must_cover(self, entries: Sequence[Entry]) -> bool:
         """Whether one of the entries may not start without a lease."""
+        return bool(self._uncovered(entries))
+
+    def _uncovered(self, entries: Sequence[Entry]) -> list[Entry]:
         now = self._tools.clock.monotonic()
         shared, long_ago = self._tools.inflight.shared(now), now - LEASE_AFTER_SECONDS
-        return any((shared or entry.held < long_ago) and not entry.lease.until for entry in entries)
+        return [entry for entry in entries if (shared or entry.held < long_ago) and not entry.lease.until]
 
     def cover(self, entries: Sequence[Entry]) -> Collection[int]:
         """Take leases for entries that may not start without one: those whose row check took too long, or all
@@ -178,12 +180,7 @@ class LeaseKeeper:
         """
         now = self._tools.clock.monotonic()
         shared = self._tools.inflight.shared(now)
-        long_ago = now - LEASE_AFTER_SECONDS
-        late = [
-            entry
-            for entry in entries
-            if (shared or entry.held < long_ago) and not entry.lease.until and _in_time(entry, now)
-        ]
+        late = [entry for entry in self._uncovered(entries) if _in_time(entry, now)]
         if late:
             failed = self.take(late)
             if failed:
@@ -201,8 +198,6 @@ class LeaseKeeper:
         # [rule: leased-elsewhere]
         waiting = [(entry, now + entry.row.lease) for entry in entries if entry.row.lease > 0]
         if waiting:
-            for topic, count in Counter(entry.topic.name for entry, _ in waiting).items():
-                LEASED.of(topic).add(count)
             self._finisher.give_back_until(waiting)
         crashed: list[tuple[Entry, Failure]] = []
         start: list[Entry] = []

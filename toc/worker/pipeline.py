@@ -55,7 +55,7 @@ class Pipeline:
         self.early = EarlyEntries(wake)
         self.pressure = Pressure()
         self.inflight = tools.inflight
-        self.finisher = Finisher(tools=tools, pressure=self.pressure)
+        self.finisher = Finisher(tools, self.pressure)
         self.bodies = BodyReader(tools, self.finisher)
         self.dispatcher = Dispatcher(
             tools=tools,
@@ -67,11 +67,7 @@ class Pipeline:
             on_room=(wake, *on_room),
             recycle=recycle,
         )
-        self.quarantine = Quarantine(
-            tools=tools,
-            finisher=self.finisher,
-            name=name_suspects,
-        )
+        self.quarantine = Quarantine(tools, self.finisher, name_suspects)
         self.leases = LeaseKeeper(tools, self.finisher)
         self.checker = Checker(
             tools=tools,
@@ -82,11 +78,7 @@ class Pipeline:
             early=self.early,
             reactor=wake,
         )
-        self.adopter = Adopter(
-            tools=tools,
-            finisher=self.finisher,
-            checker=self.checker,
-        )
+        self.adopter = Adopter(tools, self.finisher, self.checker)
         agenda = Agenda(
             tools=tools,
             finisher=self.finisher,

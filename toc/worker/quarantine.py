@@ -13,8 +13,7 @@ such task after the other, because most suspects are innocent:
     its daemon ends too         nobody saw the end: it runs again, each time later; after MAX_UNSEEN: dead
 
 A run alone is charged on the row *before* it begins, with the time of the next run in case nobody sees its
-end. So the count is right whatever happens, and a task that only waits is charged nothing. A suspect for
-which the daemon has no place comes back at the time to which it was put off.
+end. So the count is right whatever happens, and a task that only waits is charged nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from toc.model.raised import Raised
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
 from toc.model.verdict import Failure, has_expired, is_suspect, try_as_read
-from toc.observe.metrics import QUARANTINED
 from toc.store.tasks.batch import Guard
 from toc.worker.control import Suspect
 from toc.worker.entry import NO_FENCE, Entry
@@ -57,7 +55,7 @@ OVER_SECONDS = 0.01
 """How often to look whether a run alone is over."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Quarantine:
     """The loop that puts suspects off and names them to the daemon. The row check admits them."""
 
@@ -109,7 +107,7 @@ class Quarantine:
         return turn
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class RunsAlone:
     """Runs the suspects that the daemon passes to this process, one at a time, by leases on their rows.
 
@@ -182,7 +180,6 @@ class RunsAlone:
             reason = f"the workers that ran it ended {times} times in a row, also while it ran alone"
             self._convict(entry, row, reason)
         elif self._count(entry, row):
-            QUARANTINED.of(topic.name).add()
             self.tell("begun", crashes=entry.row.crashes)
             self.dispatcher.put([entry])
         else:

@@ -21,7 +21,7 @@ from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Delivery, Slot, Topic
 from toc.model.verdict import Failure, Place, after_crash, belongs, entry_score
 from toc.observe.log import get_logger
-from toc.observe.metrics import ORPHANS, RECLAIMED, TRIES
+from toc.observe.metrics import ORPHANS, TRIES
 from toc.store.servers.shards import Answers, Trouble
 from toc.store.tasks.batch import Guard
 from toc.worker.settle.moves import mark_begun
@@ -62,7 +62,7 @@ class _Left(NamedTuple):
     crash: Failure | None
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Reclaimer:
     """The loop that rolls back timed-out entries, and at once those of workers known to be dead."""
 
@@ -239,8 +239,6 @@ class Reclaimer:
             self.tools.queues.rollback(backs)
         if buries:
             self.tools.queues.bury(buries)
-        for slot, given in backs.items():
-            RECLAIMED.of(slot.topic).add(len(given))
         return sum(map(len, backs.values()))
 
     def _drop(self, entries: Mapping[Slot, list[tuple[int, float]]], orphans: Collection[int]) -> None:

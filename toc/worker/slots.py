@@ -90,6 +90,12 @@ class SlotBook:
         """Workers known to be dead: entries with their numbers are not running."""
         self.alive: frozenset[str] = frozenset()
         """Workers known to be alive: they keep their numbers."""
+        self.leaving = False
+        """Whether this worker takes nothing more."""
+
+    def leave(self) -> None:
+        """Take nothing more. What was taken and is not decided yet is left to the slots' next owners."""
+        self.leaving = True
 
     def want(self, slots: Iterable[Slot], now: float = 0.0) -> None:
         """Claim these slots from now on. ``now`` is monotonic."""

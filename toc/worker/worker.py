@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import selectors
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -97,34 +96,16 @@ class Worker:
             recycle=self._recycle,
             name_suspects=lambda found: link.send("suspects", suspects=found),
         )
-        self.alone = RunsAlone(
-            tools=tools,
-            finisher=self.pipeline.finisher,
-            leases=self.pipeline.leases,
-            dispatcher=self.pipeline.dispatcher,
-            tell=link.send,
-        )
+        finisher, dispatcher = self.pipeline.finisher, self.pipeline.dispatcher
+        self.alone = RunsAlone(tools, finisher, self.pipeline.leases, dispatcher, link.send)
         self._webhooks = webhooks
         self._leases = center.store.leases
         self._leases.identify(worker_id)
-        self.heartbeat = Heartbeat(
-            tools=tools,
-            dispatcher=self.pipeline.dispatcher,
-            finisher=self.pipeline.finisher,
-            recycle=self._recycle,
-        )
-        self.reclaimer = Reclaimer(
-            tools=tools,
-            inbox=self.pipeline.inbox,
-        )
+        self.heartbeat = Heartbeat(tools, dispatcher, finisher, self._recycle)
+        self.reclaimer = Reclaimer(tools, self.pipeline.inbox)
         self.dead_check = DeadQueueCheck(center.store, queues, clock, self.book.buried)
         self.services = TableServices(center, queues, self.pipeline.pressure)
-        deliveries = Deliveries(
-            tools=tools,
-            dispatcher=self.pipeline.dispatcher,
-            webhooks=webhooks,
-            look_at=self.pipeline.inbox.look_at,
-        )
+        deliveries = Deliveries(tools, dispatcher, webhooks, self.pipeline.inbox.look_at)
         self._catalog = Loop("catalog", deliveries.run_once)
         self.watch = IndexWatch(
             tools=tools,
@@ -138,8 +119,8 @@ class Worker:
         )
         self.rows = RowTaker(
             tools=tools,
-            finisher=self.pipeline.finisher,
-            dispatcher=self.pipeline.dispatcher,
+            finisher=finisher,
+            dispatcher=dispatcher,
             leases=self.pipeline.leases,
             watch=self.watch if self._indexed else None,
             checker=self.pipeline.checker,
@@ -179,9 +160,8 @@ class Worker:
             loops=self.loops,
             turn_at=lambda: self._turn_at,
             recycle=self._recycle,
-            stood_still=lambda: self._shared(clock.monotonic() + OWNED_SECONDS),
+            stood_still=lambda: tools.inflight.share(clock.monotonic() + OWNED_SECONDS),
         )
-        self._sharing = threading.Lock()
         self._bell = Bell()
 
     # --- called by signals and other threads
@@ -268,16 +248,10 @@ class Worker:
                     if self._link.closed:
                         selector.unregister(self._link)
                         self._stopping = True
-                        self._shared(float("inf"))
+                        self.pipeline.inflight.share(float("inf"))
                         log.warning("daemon_gone")
             if self._signals and not self._stopping:
                 self._recycle("SIGTERM was sent to it")
-
-    def _shared(self, until: float) -> None:
-        """Note that others may own our slots too, until then (monotonic). Any thread may call this."""
-        inflight = self.pipeline.inflight
-        with self._sharing:
-            inflight.shared_until = max(inflight.shared_until, until)
 
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
@@ -320,8 +294,9 @@ class Worker:
         In this order, so that no other process waits for us: other workers can own our slots as soon as the
         daemon receives ``leaving``, while our last handlers still run under our claims.
         """
-        self.pipeline.poller.pause_taking()
-        self.rows.pause_taking()
+        self.book.leave()
+        self.pipeline.poller.await_round()
+        self.rows.look_now()
         self.services.end()
         owned = self.handover.drop_all()
         self._link.send("leaving", recycle=self._recycling)

@@ -162,7 +162,6 @@ OTHERS: dict[str, Callable[[], object]] = {
     "stop the event loop": lambda: asyncio.get_running_loop().stop(),
     "cancel all": lambda: _cancel_all(),
     "cancel all from a thread": lambda: _loops[0].call_soon_threadsafe(_cancel_all),
-    "forget the running loop": lambda: asyncio._set_running_loop(None),
     "block the event loop": lambda: _block_the_event_loop(),
 }
 
@@ -204,12 +203,8 @@ def on_thread(task: Task) -> None:
 async def on_event_loop(task: Task) -> None:
     _loops[:] = [asyncio.get_running_loop()]
     with app.recorded(task, partial(broken_off, task)):
-        if _doing(task) and task.attribute["deed"] == "shut the executor down":
-            await asyncio.get_running_loop().shutdown_default_executor()
-        elif not _forks(task):
+        if not _forks(task):
             _do(task)
-        if "in_thread" in task.attribute:
-            await asyncio.to_thread(time.sleep, task.attribute["in_thread"])
         try:
             sleep = app.slept(task)
             # A child has no protection from others.
@@ -228,7 +223,7 @@ async def on_event_loop(task: Task) -> None:
 def broken_off(task: Task, error: BaseException) -> bool:
     """Whether that is what comes of another task's deed."""
     cancelled = isinstance(error, asyncio.CancelledError) and "max_runtime" not in str(error)
-    return (cancelled or "shutdown" in str(error)) and not _doing(task)
+    return cancelled and not _doing(task)
 
 
 for topic, call in (("test.sync", on_thread), ("test.async", on_event_loop)):

@@ -368,7 +368,7 @@ def test_late_tasks_are_listed_with_why(shared: Gateway) -> None:
     one = Episode(
         7, "test.batch", Cause.BACKLOG, HOSTILE[:60], now - 9000, now, now, 12, 0, 9000, 4711, HOSTILE[:60]
     )
-    shared.system.center.store.episodes.write([one])
+    shared.system.center.store.episodes.write(one)
     browser, said = Browser(shared, "read"), "backlog\ntest.batch\n12\n9 s\n4711"
     assert until(lambda: said in browser.get("/late").text), "it shows the episode"
     assert active(browser.get("/late").html) == []

@@ -101,7 +101,7 @@ def test_who_sees_some_topics_is_told_of_no_server(shared: Gateway, monkeypatch:
         episode = Episode(
             n, "test.sync", cause, "w", now - 9000, now, now, 1, 0, 9000, job_id, f"{SERVER} away"
         )
-        center.store.episodes.write([episode])
+        center.store.episodes.write(episode)
     spans = [Span(cause, now - 9000 + n, now - 8000 + n, f"{SERVER} away") for n, cause in enumerate(causes)]
     server = center.store._shards.servers[center.store.server_of(job_id)]
     due, ended = server.instant(now - 9000), server.instant(now)

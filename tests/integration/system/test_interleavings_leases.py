@@ -467,7 +467,7 @@ def test_who_leaves_during_a_look_without_redis_waits_for_what_it_takes(hands: P
         leaving.miss_redis()
 
     def leave() -> None:
-        leaving.worker.rows.pause_taking()
+        leaving.worker.book.leave()
         leaving.book.give_up([SLOT])
         settled.append(leaving.worker.settled)
 
@@ -500,7 +500,7 @@ def test_a_lease_whose_answer_was_lost_is_given_up_by_who_leaves(hands: Pair) ->
         leaving.miss_redis()
         leaving.take_without_redis()
     assert other.store.read_tries([job_id])[job_id].lease > 0
-    leaving.worker.rows.pause_taking()
+    leaving.worker.book.leave()
     leaving.take_without_redis()
     leaving.finish()
     assert leaving.worker.settled
@@ -524,7 +524,7 @@ def test_who_leaves_waits_for_the_lease_that_it_has_asked_for(hands: Pair) -> No
     settled: list[bool] = []
 
     def leave() -> None:
-        leaving.poller.pause_taking()
+        leaving.book.leave()
         leaving.finisher.give_back(leaving.inflight.snapshot())
         leaving.finish()
         settled.append(leaving.worker.settled)
@@ -551,7 +551,7 @@ def test_a_lease_that_could_not_be_given_up_is_given_up_later(hands: Pair) -> No
         return dict.fromkeys(job_ids, StoreUnavailable("as the test wants"))
 
     hands.patch.setattr(leaving.store.leases, "release", away)
-    leaving.poller.pause_taking()
+    leaving.book.leave()
     leaving.finisher.give_back([entry])
     leaving.finish()
     settled = [leaving.worker.settled]

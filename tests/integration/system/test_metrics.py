@@ -76,21 +76,20 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
     assert sum(event.event == "start" for event in cluster.history()) == 70 + 60 + 1 + 15
     steps = ("prepare", "read", "finish", "commit")  # the last after the rows that are counted above
     cluster.wait(
-        lambda: all(scrape(daemon)["toc_step_tasks_sum", step] >= 146 for step in steps), "steps", 10
+        lambda: all(scrape(daemon)["toc_step_duration_seconds_sum", step] > 0 for step in steps), "steps", 10
     )
     numbers = scrape(daemon)
-    assert all(numbers["toc_step_duration_seconds_sum", step] > 0 for step in steps)
     assert numbers["toc_lateness_seconds_sum", "test.sync"] > 0
 
     # What the killed had counted stays, and nothing of it is left behind but that.
     killed = daemon.workers()
-    before = total(numbers, "toc_step_tasks_count", "prepare")
+    before = total(numbers, "toc_step_duration_seconds_count", "prepare")
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     cluster.wait(lambda: scrape(daemon).get(("toc_worker_exits_total", "died")) == 2, "both are gone", 30)
     cluster.wait(lambda: ask(daemon, "/readyz")[0] == 200, "others have taken over", 40)
     assert counted() == ran
-    assert total(scrape(daemon), "toc_step_tasks_count", "prepare") >= before
+    assert total(scrape(daemon), "toc_step_duration_seconds_count", "prepare") >= before
 
     def boards() -> int:
         return Path(f"/proc/{daemon.process.pid}/maps").read_text().count("memfd:toc-metrics")
@@ -108,12 +107,8 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
 
     assert sorted(servers().values()) == [1, 1, 1, 1, 1], "three Redis nodes, a database, ZooKeeper"
     cluster.wait(lambda: scrape(daemon).get(("toc_dead_tasks", "test.doomed")) == 5, "the dead are seen", 10)
-    owned, swept = ("toc_slots", "test.sync", "owned"), ("toc_swept_tables",)
-    cluster.wait(
-        lambda: [scrape(daemon).get(each) for each in (owned, swept)] == [8, 64],
-        "the others have its slots and tables",
-        10,
-    )
+    owned = "toc_slots", "test.sync", "owned"
+    cluster.wait(lambda: scrape(daemon).get(owned) == 8, "the others have its slots", 10)
     numbers = scrape(daemon)
 
     def clocks() -> list[float]:
@@ -123,18 +118,13 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
     cluster.wait(lambda: all(abs(value) < 0.5 for value in clocks()), "the clocks agree", 30)
     assert len(clocks()) == 4, "three Redis nodes, a database"
 
-    # A drained host says so, and is ready all the same.
+    # A drained host is ready all the same.
     assert numbers["toc_drained",] == 0
     settings = cluster.settings
     with Operator(settings.zookeeper or "", cluster=settings.cluster) as operator:
         operator.want("drain", daemon.host, by="ann")
-    said = "ok\ndrained: it owns nothing; this host gets no slots until `toc undrain`\n"
-    said += "".join(
-        f"8 slots of {topic} have no owner: no undrained worker handles it\n"
-        for topic in ("test.async", "test.batch", "test.doomed", "test.sync")
-    )
-    cluster.wait(lambda: ask(daemon, "/readyz") == (200, said), "it says so", 30)
-    assert scrape(daemon)["toc_drained",] == 1
+    cluster.wait(lambda: scrape(daemon)["toc_drained",] == 1, "it says so", 30)
+    cluster.wait(lambda: ask(daemon, "/readyz") == (200, "ok\n"), "it is ready", 30)
 
 
 def test_probes_tell_what_is_wrong(system: System, clean_redis: RedisServer) -> None:

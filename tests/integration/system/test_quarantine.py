@@ -12,7 +12,6 @@ from harness.system import System, buried
 from toc import NewTask, TaskStatus
 from toc.model.verdict import Failure
 from toc.store.tasks.batch import Guard
-from toc.worker.daemon.alone import LINE
 from toc.worker.quarantine import ALONE, MAX_UNSEEN
 
 
@@ -74,7 +73,7 @@ def test_a_handler_that_runs_alone_may_raise_retry_and_dead(system: System) -> N
 
 def test_suspects_that_are_innocent_run_well_one_after_the_other_in_few_processes(system: System) -> None:
     system.create_topics()
-    job_ids = [_suspect(system, "test.async", biz_id=n, sleep=0.01) for n in range(LINE + 10)]
+    job_ids = [_suspect(system, "test.async", biz_id=n, sleep=0.01) for n in range(60)]
     daemon = system.start(processes=1)
     system.wait(
         lambda: all(system.row(job_id).status == TaskStatus.PROCESSED for job_id in job_ids),

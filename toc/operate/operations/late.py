@@ -18,7 +18,7 @@ DEFAULT_MS = 3_600_000
 
 class LateTasks(TypedDict):
     """What made tasks late: ``causes`` by topic and cause, most tasks first, each with its worst task;
-    ``episodes``, of each process and at most a minute long, the latest first.
+    ``episodes``, of each process and some seconds, the latest first.
 
     ``more``: there were further episodes, which neither counts.
     """

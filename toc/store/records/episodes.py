@@ -1,16 +1,16 @@
 """The episodes of late tasks: for each process, topic and cause that made tasks late, how many and how much.
 
-Each process writes its own, a minute of one at the most, every few seconds. What is old, or too much, is
-deleted.
+Each process writes what it has counted in some seconds. What is old, or too much, is deleted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import ColumnElement, func, insert, select, update
+from sqlalchemy import ColumnElement, func, insert, select
 
 from toc.loop import Loop
 from toc.model.errors import SchemaBehind, StoreUnavailable
@@ -22,7 +22,9 @@ from toc.store.tasks import rows as sql
 
 _COLUMNS = {"since": "since_time", "until": "until_time", "began": "gmt_create"}
 """The columns of fields of Episode that have another name."""
-WRITE_SECONDS = 5.0
+WRITE_SECONDS = 20.0
+WAITING = 1000
+"""Most episodes that wait to be written: the last ones."""
 KEPT_MS = 7 * 86_400_000
 MOST = 100_000
 """Most episodes kept."""
@@ -33,11 +35,14 @@ LAG_MS = 120_000
 def writer(table: EpisodeTable, holdups: Holdups) -> Loop:
     """Return the loop that writes what a process has counted. What cannot be written now is written later."""
 
+    waiting: deque[Episode] = deque(maxlen=WAITING)
+
     def run_once() -> float:
-        episodes = holdups.changed()
+        waiting.extend(holdups.take_episodes())
         with suppress(StoreUnavailable, SchemaBehind):
-            table.write(episodes)
-            holdups.written(episodes)
+            while waiting:
+                table.write(waiting[0])
+                waiting.popleft()
         return WRITE_SECONDS
 
     return Loop("episodes", run_once)
@@ -46,15 +51,11 @@ def writer(table: EpisodeTable, holdups: Holdups) -> Loop:
 class EpisodeTable(RecordTable):
     """The table of episodes. Any method raises StoreUnavailable or SchemaBehind."""
 
-    def write(self, episodes: Iterable[Episode]) -> None:
-        """Add episodes, or what has been counted since they were added."""
-        for one in episodes:
-            values = {_COLUMNS.get(name, name): value for name, value in one._asdict().items()}
-            values["cause"] = one.cause.value
-            same = self._column.episode_id == one.episode_id
-            if self._write(update(self._table).where(same).values(values)) == 0:
-                with suppress(Duplicate):  # its answer was lost
-                    self._write(insert(self._table).values(values))
+    def write(self, one: Episode) -> None:
+        """Add an episode, unless it is there."""
+        values = {_COLUMNS.get(name, name): value for name, value in one._asdict().items()}
+        with suppress(Duplicate):  # its answer was lost
+            self._write(insert(self._table).values(values | {"cause": one.cause.value}))
 
     def list(
         self, since: int, limit: int, topics: Collection[str] | None = None, cause: Cause | None = None
@@ -75,7 +76,7 @@ class EpisodeTable(RecordTable):
             [near, column.topic == topic, column.since_time <= until, column.until_time >= since], limit
         )
 
-    def _read(self, where: Iterable[ColumnElement[bool]], limit: int) -> Sequence[Episode]:
+    def _read(self, where: Sequence[ColumnElement[bool]], limit: int) -> Sequence[Episode]:
         what = select(*(self._column[_COLUMNS.get(name, name)] for name in Episode._fields))
         found = self._rows(what.where(*where).order_by(self._column.gmt_create.desc()).limit(limit))
         known = {cause.value for cause in Cause}

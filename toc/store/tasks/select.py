@@ -149,21 +149,6 @@ class Selections:
         found = self._shards.each(self._shards.group(job_ids), read).whole()
         return sorted((row for part in found for row in part), key=lambda row: (row.next_time, row.job_id))
 
-    def submitted(self, after: int, limit: int) -> list[TaskRow]:
-        """Return the last rows whose job_id is greater than ``after``, at most ``limit`` of each table."""
-        names = self._shards.names
-
-        def read(server: DatabaseServer, part: Mapping[int, None]) -> list[TaskRow]:
-            selects = [
-                f"SELECT {sql.columns(server)} FROM {names[table]} WHERE job_id>{after:d} "
-                f"ORDER BY job_id DESC LIMIT {limit:d}"
-                for table in part
-            ]
-            return sql.task_rows(server.run(list(map(Statement, selects))))
-
-        tables = self._shards.group_tables(dict.fromkeys(range(self._shards.tables)))
-        return sorted(row for part in self._shards.each(tables, read).whole() for row in part)
-
     def count(self, wanted: Selection) -> int:
         """Return how many rows are selected. Reads all rows of the status and the times."""
 

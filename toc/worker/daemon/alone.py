@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from toc.model.clock import Clock, RateLimit
+from toc.model.clock import Clock
 from toc.observe.log import get_logger
 from toc.worker.control import Suspect
 
 log = get_logger(__name__)
 
-LINE = 50
-"""Most suspects that wait. The others come back at the time to which their workers have put them off."""
 LINGER_SECONDS = 2.0
 """How long the process waits for the next suspect."""
 AGAIN_SECONDS = 10.0
 """Pause before the process is started again if it has run nothing: no memory, or the app does not load."""
-COMPLAIN_SECONDS = 60.0
 
 
 class Alone:
@@ -40,16 +37,13 @@ class Alone:
         """How many runs have begun in the present process."""
         self._free_since = 0.0
         self._start_at = 0.0
-        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
 
     def add(self, suspects: Iterable[Suspect]) -> None:
         """Note suspects that a worker has named."""
         for one in suspects:
             known = one.job_id in self._line or (self._passed and self._passed.job_id == one.job_id)
-            if not known and len(self._line) < LINE:
+            if not known:
                 self._line[one.job_id] = one, ""
-            elif not known and self._complains():
-                log.warning("quarantine_full", waiting=LINE)
 
     def starts(self) -> bool:
         """Whether to start the process now. Call it while there is none."""

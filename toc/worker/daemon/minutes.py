@@ -60,7 +60,7 @@ def tallies(values: Mapping[Key, Sequence[float]]) -> dict[str, Tally]:
 
 
 class Minutes:
-    """The minutes of a member of this host. ``values`` returns its counters. For one thread."""
+    """The minutes of a member of this host, written on a thread. ``values`` returns its counters."""
 
     def __init__(
         self, table: MinuteTable, host: str, values: Callable[[], Mapping[Key, Sequence[float]]], clock: Clock
@@ -74,12 +74,23 @@ class Minutes:
         self._most = 0
         self._unwritten: deque[MinuteRow] = deque(maxlen=KEPT)
         self._complains = RateLimit(clock, COMPLAIN_SECONDS)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="toc-minutes", daemon=True)
 
-    def run(self, stopped: threading.Event) -> None:
-        """Write each minute until ``stopped``, then the last one."""
+    def start(self) -> None:
+        """Begin to write each minute."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Have the last one written, within LAST_SECONDS. May be called twice, or without start."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(LAST_SECONDS)
+
+    def _run(self) -> None:
         wait, over = 0.0, False
         while not over:
-            over = stopped.wait(wait)
+            over = self._stopped.wait(wait)
             try:
                 wait = self.run_once(last=over)
             except Exception:  # numbers that cannot be told must not end what does the work

@@ -41,7 +41,6 @@ from toc.observe.metrics import (
     RESUMED,
     SCHEDULED,
     SLOTS,
-    TABLES,
     UNSEEN,
     WORKERS,
     ZOOKEEPER_UP,
@@ -50,8 +49,8 @@ from toc.observe.metrics import (
 )
 from toc.store.store import Store
 from toc.worker.daemon.http import Answer, listen
-from toc.worker.daemon.minutes import LAST_SECONDS, Minutes
-from toc.worker.daemon.state import State, faults, lacks, notes
+from toc.worker.daemon.minutes import Minutes
+from toc.worker.daemon.state import State, hangs, lacks
 
 log = get_logger(__name__)
 
@@ -99,10 +98,7 @@ class Monitor:
         self._started = False
         pages = {"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz}
         self._server = listen(address, pages) if address else None
-        minutes = Minutes(store.minutes, host, self.values, self._clock)
-        self._minutes = threading.Thread(
-            target=lambda: minutes.run(self._stopped), name="toc-minutes", daemon=True
-        )
+        self._minutes = Minutes(store.minutes, host, self.values, self._clock)
 
     # --- told by the daemon's thread
 
@@ -154,8 +150,7 @@ class Monitor:
         """Stop listening. May be called twice, or without start."""
         self._stopped.set()
         self._queues.close()
-        if self._minutes.is_alive():
-            self._minutes.join(LAST_SECONDS)
+        self._minutes.stop()
         server, self._server = self._server, None
         if server is not None:
             if self._started:
@@ -235,19 +230,18 @@ class Monitor:
         return Answer(*encode(self.values(), accept))
 
     def _livez(self, _accept: str) -> Answer:
-        return _probe(faults(self._state, time.monotonic()))
+        return _probe(hangs(self._state, time.monotonic()))
 
     def _readyz(self, _accept: str) -> Answer:
-        lacking = faults(self._state, time.monotonic()) + lacks(self._state)
+        lacking = hangs(self._state, time.monotonic()) + lacks(self._state)
         for what in ("Redis", "database"):
             lacking += self._away.get(what, [f"no {what} server has been checked yet"])
-        return _probe(lacking, notes(self._state))
+        return _probe(lacking)
 
 
-def _probe(trouble: Sequence[str], remarks: Sequence[str] = ()) -> Answer:
+def _probe(trouble: Sequence[str]) -> Answer:
     status = HTTPStatus.SERVICE_UNAVAILABLE if trouble else HTTPStatus.OK
-    lines = [*(trouble or ["ok"]), *remarks]
-    return Answer("".join(f"{line}\n" for line in lines).encode(), status=status)
+    return Answer("".join(f"{line}\n" for line in trouble or ["ok"]).encode(), status=status)
 
 
 def _put(values: Values, family: Family[Level], value: float, *labels: str) -> None:
@@ -283,7 +277,6 @@ def _state_values(state: State) -> Values:
     for name, slots in (("owned", state.owned), ("moving", state.moving), ("unowned", state.unowned)):
         for topic, count in Counter(slot.topic for slot in slots).items():
             _put(values, SLOTS, count, topic, name)
-    _put(values, TABLES, state.tables)
     for what in ("ready", "starting", "leaving"):
         _put(values, WORKERS, state.workers.get(what, 0), what)
     if state.zookeeper is not None:

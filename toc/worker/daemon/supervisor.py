@@ -133,17 +133,14 @@ class Daemon(Keeper[WorkerProcess]):
         children = list(self._children.values())
         held = {slot for child in children for slot in child.held - child.dropping}
         moving = {slot for child in children for slot in child.dropping} | self._slots.missing
-        owned = _without_tables(held)
         self.monitor.tell(
             State(
                 now,
                 self._processes,
                 workers=Counter(doing(one) for one in children if one.index != self._alone_index),
-                stuck={child.worker_id: child.stuck for child in children if child.stuck},
-                owned=owned,
+                owned=_without_tables(held),
                 moving=_without_tables(moving),
                 unowned=_without_tables(self._slots.coordinator.unowned()),
-                tables=len(held) - len(owned),
                 missing=len(self._slots.missing),
                 zookeeper=self._slots.coordinator.connected() if self.settings.zookeeper else None,
                 drained=self._slots.coordinator.drained(),

@@ -9,9 +9,7 @@ call returns to toc in it (``copy_ended``), after ``sys.exit()`` with that exit 
 done the same since jobs escaped there (https://github.com/resque/resque/pull/1470). If a coroutine
 made the copy, the event loop in the copy runs nothing else, and the copy ends when that coroutine
 awaits something. When a copy starts, it closes the channel and the socket of its name. It also
-restores Python's own signal handlers, because libraries end copies by SIGTERM. A signal that
-arrives earlier is held back until then. Otherwise the original's handler would swallow it, and a
-library that ends its copy right after the fork would wait forever.
+restores Python's own signal handlers, because libraries end copies by SIGTERM.
 """
 
 from __future__ import annotations
@@ -23,15 +21,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import Context
-from typing import Any, TypeVar
+from typing import Any
 
 from toc.observe.log import get_logger
 
 log = get_logger(__name__)
-
-R = TypeVar("R")
 
 LAST_WORDS_SECONDS = 0.5
 """How long a copy may take to log its end. Locks that other threads held at the fork stay locked."""
@@ -41,9 +35,6 @@ _original: int | None = None
 _own: list[Callable[[], None]] = []
 """Functions with which a copy closes what only the original may hold: the channel to its daemon,
 and the name that proves it alive."""
-_ENDING = (signal.SIGTERM, signal.SIGINT)
-_masks = threading.local()
-"""``before``: the signals that this thread held back before it began to fork."""
 _loop: tuple[int, asyncio.AbstractEventLoop] | None = None
 """The thread that runs the handlers' event loop, and the loop."""
 
@@ -52,7 +43,7 @@ def keep_apart(*close: Callable[[], None]) -> None:
     """Do as ``end_them``. Each copy calls ``close`` before."""
     end_them()
     _own.extend(close)
-    os.register_at_fork(before=_hold_signals, after_in_parent=_release_signals, after_in_child=_begin)
+    os.register_at_fork(after_in_child=_begin)
 
 
 def end_them() -> None:
@@ -89,21 +80,12 @@ def _say(code: int) -> None:
     log.warning("copy_ended", pid=os.getpid(), of=_original, exit_code=code)
 
 
-def _hold_signals() -> None:
-    _masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-
-
-def _release_signals() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _masks.before)
-
-
 def _begin() -> None:
     """Prepare a copy before anything else runs in it."""
     with contextlib.suppress(ValueError):  # subinterpreters have no signals
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libraries end their copies with it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    _release_signals()
     for close in _own:
         close()
     if _loop is not None and _loop[0] == threading.get_ident():
@@ -111,22 +93,3 @@ def _begin() -> None:
         loop: Any = _loop[1]
         getattr(loop, "_ready", []).clear()
         loop.call_soon(end_if_copy, None)
-
-
-class Executor(ThreadPoolExecutor):
-    """Threads for ``asyncio.to_thread``. Copies inherit this executor's queue, too."""
-
-    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
-        """Run ``fn`` on a thread, in a context of its own: what others have set there is not seen. If ``fn``
-        creates a copy, the copy ends when ``fn`` returns in it."""
-        return super().submit(Context().run, _ending_copies, fn, *args, **kwargs)
-
-
-def _ending_copies(fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
-    try:
-        value = fn(*args, **kwargs)
-    except BaseException as exc:
-        end_if_copy(exc)
-        raise
-    end_if_copy(None)
-    return value

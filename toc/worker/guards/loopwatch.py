@@ -7,9 +7,7 @@ import sys
 import threading
 import traceback
 
-from toc.model.clock import Clock
 from toc.observe.log import get_logger
-from toc.observe.metrics import LOOP_BLOCKED
 from toc.worker.run.coroutine import HandlerTask
 
 log = get_logger(__name__)
@@ -22,33 +20,23 @@ class LoopWatch:
     proves nothing: the whole process may have been stopped.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread, clock: Clock) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         self._loop = loop
         self._thread = thread
-        self._clock = clock
         self._answered = True
-        self._asked = 0.0
-        self._counted = 0.0
         self._silent = 0
         """Looks in a row at which the loop had not answered."""
 
     def look(self, *, busy: bool) -> None:
         """Check whether the loop has answered, and ask again if coroutines run there (``busy``)."""
-        now = self._clock.monotonic()
         if not self._answered:
             self._silent += 1
-            if self._silent > 1:
-                LOOP_BLOCKED.of().add(now - self._counted)
-                self._counted = now
             if self._silent == 2:
-                log.warning("event_loop_blocked", seconds=round(now - self._asked, 1), **self._culprit())
+                log.warning("event_loop_blocked", **self._culprit())
             return
-        if self._silent > 1:
-            log.info("event_loop_free", seconds=round(now - self._asked, 1))
         self._silent = 0
         if busy:
             self._answered = False
-            self._asked = self._counted = now
             self._loop.call_soon_threadsafe(self._answer)
 
     def _answer(self) -> None:

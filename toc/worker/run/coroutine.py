@@ -45,8 +45,6 @@ class HandlerTask(asyncio.Task[None]):
         """The first step, called inside the task."""
         self.begun = True
         _running.set(self.entry)
-        if asyncio._get_running_loop() is None:  # an earlier handler has unset it
-            asyncio._set_running_loop(self.get_loop())
 
     def cancel(self, msg: Any | None = None) -> bool:
         """Cancel the task unless another handler calls. Returns whether it was cancelled."""

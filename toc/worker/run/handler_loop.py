@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar
 
 from toc.loop import WatchedEventLoop, dies, watched_thread
 from toc.model.handler import Handler
@@ -36,6 +39,8 @@ from toc.worker.run.line import LONG_SECONDS, START_WITHIN_SECONDS, Line
 
 log = get_logger(__name__)
 
+R = TypeVar("R")
+
 NAME = "async-handlers"
 AHEAD = 256
 """Most entries taken ahead for handlers with ``waiting_remotely``, beyond the tasks that wait for other
@@ -48,11 +53,12 @@ CLEAN_UP_SECONDS = 5.0
 replaced, as for a thread that does not end."""
 
 
-class _EventLoop(WatchedEventLoop):
-    """What handlers share."""
+class _Executor(ThreadPoolExecutor):
+    """Threads for ``asyncio.to_thread``."""
 
-    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Do nothing: the coroutines of other tasks need it."""
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+        """Run ``fn`` on a thread, in a context of its own: what others have set there is not seen."""
+        return super().submit(Context().run, fn, *args, **kwargs)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -84,10 +90,10 @@ class HandlerLoop:
         self._tasks: dict[int, HandlerTask] = {}
         self._lock = threading.Lock()
         self._closed = False
-        self._loop = _EventLoop()
-        self._loop.set_default_executor(copies.Executor(thread_name_prefix="asyncio"))
+        self._loop = WatchedEventLoop()
+        self._loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
         self._thread = watched_thread(NAME, self._run, lambda: self._closed)
-        self._watch = LoopWatch(self._loop, self._thread, self._clock)
+        self._watch = LoopWatch(self._loop, self._thread)
 
     def start(self) -> None:
         """Start the event loop's thread."""

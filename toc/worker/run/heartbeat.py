@@ -10,7 +10,6 @@ from toc.model.errors import IndexUnavailable
 from toc.model.raised import overran
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.observe.metrics import FENCES_LOST
 from toc.worker.entry import LOST, Entry, State
 from toc.worker.run.dispatch import Dispatcher
 from toc.worker.run.handler_loop import CLEAN_UP_SECONDS
@@ -22,7 +21,7 @@ log = get_logger(__name__)
 TICK_SECONDS = 0.5
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Heartbeat:
     """The loop that extends entries every third of prepare_timeout and enforces max_runtime.
 
@@ -69,7 +68,6 @@ class Heartbeat:
                 elif self.tools.inflight.get(entry.job_id) is entry:
                     # Timed out by another worker, or lost. A success still counts; a failure will not.
                     entry.kept = LOST
-                    FENCES_LOST.of(entry.topic.name).add()
                     log.warning("fence_lost", job_id=entry.job_id, slot=str(slot))
         if failures:
             log.warning("not_kept_alive", slots=len(failures), error=str(failures[0]))

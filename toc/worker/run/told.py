@@ -6,85 +6,28 @@ For ``toc dev`` alone: unlike the log, it quotes errors, which may quote a task.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 import traceback
 from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
-from toc.model.errors import TocError, UnreadableTask
 from toc.model.handler import Handler
 from toc.model.raised import Postponed, raised
-from toc.model.sharding import first_job_id
 from toc.model.task import Dead, Retry, Task
-from toc.store.store import Store
 from toc.worker.run.traced import surrounded
 
 _OURS = f"{Path(__file__).parents[2]}/"
-LOOK_SECONDS = 0.25
-MOST = 50
-"""Rows of each table that one look reads."""
-LATE_MS = 5000
-"""How long a row may take to be stored after its job_id was made."""
 AGAIN_MS = 5000
 """When a task runs again whose handler was left at a breakpoint."""
 
 
-class Submissions:
-    """Tells of each task that any program submits, before its start is told: looks for new rows.
-
-    Of a crowd it tells the last of each look; the others are told when they start.
-    """
-
-    def __init__(self, store: Store, catalog: TopicCatalog, clock: Clock) -> None:
-        self._store, self._catalog, self._clock = store, catalog, clock
-        self._lock = threading.Lock()
-        self._after = first_job_id(clock.now_ms())
-        """Tasks up to this job_id are told, or were there before."""
-        self._told: set[int] = set()
-        """Those after it that are told."""
-
-    def watch(self) -> None:
-        """Begin to look."""
-        threading.Thread(target=self._watch, name="toc-told", daemon=True).start()
-
-    def tell(self, task: Task) -> None:
-        """Tell of it, unless it was told."""
-        with self._lock:
-            if task.job_id > self._after and task.job_id not in self._told:
-                self._told.add(task.job_id)
-                due, now = task.action_time.astimezone(), datetime.now().astimezone()
-                when = f"{due:%H:%M:%S}" if due.date() == now.date() else f"{due:%Y-%m-%d %H:%M:%S}"
-                _tell("submitted", task, f"due {when}, job_id {task.job_id}")
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(LOOK_SECONDS)
-            with suppress(TocError):
-                self._look()
-
-    def _look(self) -> None:
-        before = first_job_id(self._clock.now_ms() - LATE_MS)
-        for row in self._store.selections.submitted(self._after, MOST):
-            topic = self._catalog.of_type(row.biz_type)
-            if topic is not None:
-                with suppress(UnreadableTask):
-                    self.tell(row.to_task(topic.name))
-        with self._lock:
-            self._after = max(self._after, before)
-            self._told = {job_id for job_id in self._told if job_id > self._after}
-
-
-def told(handler: Handler, submissions: Submissions) -> Handler:
+def told(handler: Handler) -> Handler:
     """The handler, wrapped so that each try is told. One that is left at a breakpoint uses up nothing."""
-    return surrounded(handler, partial(_trying if handler.batch is None else _trying_many, submissions))
+    return surrounded(handler, _trying if handler.batch is None else _trying_many)
 
 
 def tell_ready(topics: Iterable[str]) -> None:
@@ -102,17 +45,16 @@ def tell_death(task: Task, reason: str) -> None:
 
 
 @contextmanager
-def _trying(submissions: Submissions, task: Task) -> Iterator[None]:
-    with _trying_many(submissions, [task]):
+def _trying(task: Task) -> Iterator[None]:
+    with _trying_many([task]):
         yield
 
 
 @contextmanager
 def _trying_many(
-    submissions: Submissions, tasks: Sequence[Task]
+    tasks: Sequence[Task],
 ) -> Iterator[Callable[[Mapping[int, BaseException | None]], None]]:
     for task in tasks:
-        submissions.tell(task)
         late = (datetime.now(UTC) - task.action_time).total_seconds()
         when = f"{_duration(late)} late" if task.attempt == 1 else f"try {task.attempt}"
         _tell("started", task, f"{when}, job_id {task.job_id}")

@@ -49,7 +49,7 @@ class PutAway:
             return {topic: since for topic, (since, _) in self._topics.items()}
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Finisher:
     """Takes ended tries and returned entries from all threads. Each database server has its own Flusher."""
 

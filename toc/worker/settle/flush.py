@@ -20,7 +20,7 @@ from toc.model.raised import Raised
 from toc.model.task import TaskStatus, TryRow
 from toc.model.verdict import Failure, Outcome, Place, after_failure, entry_score, is_undecided
 from toc.observe.log import get_logger
-from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, TRIES, StepTimer
+from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, STEP, TRIES
 from toc.store.servers.shards import Answers
 from toc.store.tasks.batch import Finish, Guard
 from toc.store.tasks.history import Late
@@ -75,7 +75,7 @@ class Flusher:
         self._moves: deque[Move] = deque()
         self._outcomes: defaultdict[tuple[str, str], int] = defaultdict(int)
         """(topic, outcome) -> tries of the current flush."""
-        self._step = StepTimer("finish")
+        self._seconds = STEP.of("finish")
         self._lock = threading.Lock()
         self._under_way = 0
         """How many flushes, and moves on other threads, are under way."""
@@ -207,7 +207,7 @@ class Flusher:
         took = self.tools.clock.monotonic() - began
         if took > len(batch) / SLOW_ROWS:
             self.tools.late.slow(Cause.DATABASE, self.server, took, "writing results")
-        self._step.took(took, len(written))
+        self._seconds.observe_one(took)
         for labels, count in self._outcomes.items():
             TRIES.of(*labels).add(count)
         return moves, unwritten

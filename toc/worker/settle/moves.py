@@ -13,7 +13,7 @@ from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
 from toc.model.verdict import Place, belongs, beyond_horizon
 from toc.observe.log import get_logger
-from toc.observe.metrics import StepTimer
+from toc.observe.metrics import STEP
 from toc.store.servers.shards import Trouble
 from toc.store.store import Store
 from toc.worker.entry import NO_LEASE, Entry
@@ -44,7 +44,7 @@ class EntryMover:
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self._step = StepTimer("commit")
+        self._seconds = STEP.of("commit")
 
     def make(self, moves: Sequence[Move]) -> list[Move]:
         """Apply the transitions under their fencing tokens. Returns those whose node did not answer.
@@ -68,7 +68,7 @@ class EntryMover:
             return self._send([move for move in moves if move.entry in departed])
         finally:
             self._tools.inflight.arrived(going)
-            self._step.took(self._tools.clock.monotonic() - began, len(moves))
+            self._seconds.observe_one(self._tools.clock.monotonic() - began)
 
     def _send(self, moves: Iterable[Move]) -> list[Move]:
         now, queues = self._tools.clock.now_ms(), self._tools.queues

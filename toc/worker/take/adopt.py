@@ -39,7 +39,7 @@ AFTER_LOST_SECONDS = (0.0, 1.0, 4.0)
 """When to look for entries of a lost prepare reply: at once, and again in case Redis served it late."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Adopter:
     """The loop that finds entries that are not held. The poller also uses ``hold`` and ``ours``."""
 
@@ -52,7 +52,6 @@ class Adopter:
         self._looks: list[tuple[float, Slot, int]] = []
         """Heap of (when (monotonic), slot, claim): where entries of ours may exist that are not held."""
         self._busy = False
-        self._taking = True
         self.loop = Loop("adopt", self.run_once, Wake())
 
     @property
@@ -65,10 +64,6 @@ class Adopter:
         """The slots in which entries of ours may exist that are not held."""
         with self._lock:
             return {slot for _, slot, _ in self._looks}
-
-    def pause_taking(self) -> None:
-        """Start nothing more: what is found goes back."""
-        self._taking = False
 
     def reply_lost(self, slot: Slot, claim: int) -> None:
         """Look for what a prepare of this slot has taken under this claim number."""
@@ -96,7 +91,7 @@ class Adopter:
     def ours(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return those to check of entries under our claim. Those in slots that we no longer own go back:
         otherwise they would time out, which costs a try."""
-        owned = self.tools.book.owned if self._taking else {}
+        owned = {} if self.tools.book.leaving else self.tools.book.owned
         if all(entry.slot in owned for entry in entries):
             return list(entries)
         self.finisher.give_back_unread(entry for entry in entries if entry.slot not in owned)

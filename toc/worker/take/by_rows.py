@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -30,7 +29,6 @@ from itertools import chain, islice
 from toc.loop import Loop, Wake
 from toc.model.topic import Slot, Topic
 from toc.observe.log import get_logger
-from toc.observe.metrics import WITHOUT_INDEX
 from toc.store.servers.shards import Trouble
 from toc.store.tasks.scan import Position
 from toc.worker.check import Checker
@@ -132,8 +130,6 @@ class _Plan:
     unsure: list[Entry] = field(default_factory=list)
     """Entries whose leases were requested when the server failed. Held until it answers."""
     looking: bool = False
-    heads: Mapping[str, int] = field(default_factory=dict)
-    """When the first known row of each topic is due (ms). Replaced as a whole."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -159,7 +155,6 @@ class RowTaker:
         """Held to change them."""
         self._resume = ResumeRate(self.tools.clock)
         self._plans = [_Plan() for _ in self._tables_of_server]
-        self._taking = True
         self.loops = [
             Loop(f"rows-{number}", partial(self.run_once, number), self.wakes[number])
             for number in range(len(self._plans))
@@ -170,18 +165,6 @@ class RowTaker:
         """How many slots are served from the tables now, because their Redis node is out of reach."""
         return len(self._lost)
 
-    def first_due(self) -> dict[str, int]:
-        """By topic, when the first task was due (ms) that is known and was not taken."""
-        first: dict[str, int] = {}
-        for topic, due in chain.from_iterable(plan.heads.items() for plan in self._plans):
-            first[topic] = min(first.get(topic, due), due)
-        return first
-
-    def pause_taking(self) -> None:
-        """Take nothing more."""
-        self._taking = False
-        self.look_now()
-
     def look_now(self) -> None:
         """Look again now."""
         for plan, wake in zip(self._plans, self.wakes, strict=True):
@@ -190,8 +173,8 @@ class RowTaker:
 
     @property
     def settled(self) -> bool:
-        """Whether no look is under way. If so, and ``pause_taking`` was called before, every entry
-        that was taken is held."""
+        """Whether no look is under way. If so, and this worker was leaving before, every entry that was taken
+        is held."""
         return not any(plan.looking for plan in self._plans)
 
     def run_once(self, server: int) -> float:
@@ -207,9 +190,9 @@ class RowTaker:
     def _run_once(self, server: int, plan: _Plan) -> float:
         now = self.tools.clock.monotonic()
         slots = self._slots(now)
-        if not slots or not self._taking or self._is_shared():  # [rule: takes-alone]
+        if not slots or self.tools.book.leaving or self._is_shared():  # [rule: takes-alone]
             self.finisher.give_back_unread(plan.unsure)
-            plan.due, plan.unsure, plan.heads = {}, [], {}
+            plan.due, plan.unsure = {}, []
             plan.anew, plan.look_at = True, float("-inf")
             return IDLE_SECONDS
         if now < plan.failed_until:
@@ -221,7 +204,6 @@ class RowTaker:
         wait = self._take(plan, slots)
         if any(len(plan.due.get(name, ())) < ENOUGH // 2 for name in plan.full):
             plan.anew, plan.look_at, plan.full = True, float("-inf"), set()
-        plan.heads = {name: rows.first for name, rows in plan.due.items() if rows}
         return max(min(wait, plan.look_at - self.tools.clock.monotonic()), 0.0)
 
     def _is_shared(self) -> bool:
@@ -349,8 +331,5 @@ class RowTaker:
         leased = [entry for entry in entries if entry.lease.until]
         if len(leased) < len(entries):
             plan.look_at = min(plan.look_at, self.tools.clock.monotonic() + SOON_SECONDS)
-        if self.watch is not None:
-            for topic_name, count in Counter(entry.topic.name for entry in leased).items():
-                WITHOUT_INDEX.of(topic_name).add(count)
         if entries:  # without a lease too: the crash of its former holder may have to be charged
             self.checker.check(entries)

@@ -22,7 +22,7 @@ from toc.loop import Loop, Reactor
 from toc.model.errors import IndexUnavailable
 from toc.model.lateness import Cause
 from toc.observe.log import get_logger
-from toc.observe.metrics import StepTimer
+from toc.observe.metrics import STEP
 from toc.worker.check import Checker
 from toc.worker.entry import Entry
 from toc.worker.slots import NEVER
@@ -57,9 +57,8 @@ class Poller:
     reactor: Reactor
 
     def __post_init__(self) -> None:
-        self._taking = True
         self._between = threading.Lock()
-        self._prepare_step = StepTimer("prepare")
+        self._seconds = STEP.of("prepare")
         self.loop = Loop("poll", self.run_once, self.reactor)
 
     @property
@@ -67,11 +66,8 @@ class Poller:
         """Whether no prepare is under way: what was taken is held."""
         return not self._between.locked() and not self.takes.under_way
 
-    def pause_taking(self) -> None:
-        """Take nothing more. Returns when the current round has ended."""
-        self._taking = False
-        self.adopter.pause_taking()
-        self.checker.leave()
+    def await_round(self) -> None:
+        """Return when the current round has ended."""
         with self._between:
             pass
         self.loop.wake()
@@ -88,7 +84,7 @@ class Poller:
             if early := self.early.release(now):
                 self.checker.start(early)
             self.agenda.hear(self.inbox.take_due())
-            if self._taking and (requests := self.agenda.choose(now)):
+            if not self.tools.book.leaving and (requests := self.agenda.choose(now)):
                 self.takes.begin(requests)
                 self._accept()
             answer_at = min(self.checker.run_once(), self.takes.give_up())
@@ -97,7 +93,7 @@ class Poller:
     def _until_next(self) -> float:
         if self.takes.answered or not self.inbox.empty:
             return 0.0
-        due = self.agenda.next_due() if self._taking else NEVER
+        due = NEVER if self.tools.book.leaving else self.agenda.next_due()
         due = min(due, self.early.next_due())
         # Computed from the exact clock: the sleep ends when the due millisecond begins, or just after.
         wait = due / 1000 - self.tools.clock.time()
@@ -139,4 +135,4 @@ class Poller:
             failpoint("poll.taken")
             self.checker.put(self.adopter.ours(taken))
         if seconds:
-            self._prepare_step.took(seconds, len(taken))
+            self._seconds.observe_one(seconds)
