@@ -17,7 +17,7 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ SAMPLE = 300
 BYTES_PER_ROW = 400
 KEEP_FREE = 25_000_000_000
 """Bytes of the disk that the filling leaves to others."""
-MEASURED_POOL, FILLING_POOL = "8G", "2G"
+FILLING_POOL = "2G"
 FILLING = (
     "innodb_flush_log_at_trx_commit=0",
     "innodb_doublewrite=0",
@@ -138,13 +138,9 @@ def biz_key(number: int) -> str:
     return f"order-{number}"
 
 
-def database(directory: Path, *, filling: bool = False) -> MariaDB:
+def database(directory: Path, pool: str, config: Sequence[str] = ()) -> MariaDB:
     """Return the server of a directory; it may take its time to stop, because it has much to write."""
-    server = MariaDB(
-        directory / "mariadb",
-        buffer_pool=FILLING_POOL if filling else MEASURED_POOL,
-        config=FILLING if filling else (),
-    )
+    server = MariaDB(directory / "mariadb", buffer_pool=pool, config=config)
     server.stop_timeout, server.start_timeout = 900.0, 300.0
     return server
 
@@ -164,7 +160,7 @@ def fill(directory: Path, count: int) -> Rows:
             f"{count:,} rows take about {count * BYTES_PER_ROW / 1e9:.0f} GB; {free / 1e9:.0f} are free"
         )
     rows = Rows(count, time.time_ns() // 1_000_000)
-    with database(directory, filling=True) as server:
+    with database(directory, FILLING_POOL, FILLING) as server:
         migrator = Migrator([server.url], databases=DATABASES, tables=TABLES)
         migrator.upgrade()
         Filler(directory, rows, server.url).compare()

@@ -21,6 +21,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 import subprocess
 import sys
 import threading
@@ -74,6 +75,7 @@ class Measured:
         assert system.servers is not None
         self.rows = rows
         self.system = system
+        system.numbers(random.randrange(1 << 40))  # other numbers than those of what a former run has left
         self.servers = system.servers
         environment = self.servers.environment
         self._url = environment["TOC_DATABASE_URLS"]
@@ -85,9 +87,10 @@ class Measured:
         )
         with TimeoutCenter(self.settings) as center:
             horizon = max(60, (rows.first_due - time.time_ns() // 1_000_000 + INDEXED_MS) // 1000)
-            for number in range(TOPICS):
-                center.store.topics.alter(f"bench.order-{number}", horizon=horizon)
-            admin.refill(center)
+            for topic in center.store.topics.list():  # the sweep reads as far as the longest of all
+                center.store.topics.alter(topic.name, horizon=horizon)
+            self.refill = _timed(self, lambda: {"rows": admin.refill(center).rows})
+            """How long it took to fill the index with what is within the horizon, from rows on the disk."""
 
     def ask(self, statement: str) -> list[Any]:
         """Return the rows of a statement's answer."""
@@ -118,6 +121,7 @@ class Measured:
         yield
         asked, read = (after - earlier for after, earlier in zip(self._pool(), before, strict=True))
         into["hit_rate"] = 1 - read / max(asked, 1)
+        into["pages_read"] = read
         into["pages_read_a_second"] = read / (time.monotonic() - began)
 
     def _pool(self) -> list[int]:
@@ -126,13 +130,13 @@ class Measured:
 
 
 @contextmanager
-def measured(directory: Path) -> Iterator[Measured]:
+def measured(directory: Path, pool: str) -> Iterator[Measured]:
     """Run the servers of a filled directory, until what was in memory before is there again."""
     rows = filled(directory)
     assert rows is not None
     entry = next(each for each in ENTRIES if each.name == "toc")
     entry = replace(entry, environment={**entry.environment, "BENCH_TOPICS": str(TOPICS)})
-    with System(entry, database(directory)) as system:
+    with System(entry, database(directory, pool)) as system:
         one = Measured(rows, system)
         status = "SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_load_status'"
         until = time.monotonic() + 120
@@ -143,18 +147,20 @@ def measured(directory: Path) -> Iterator[Measured]:
 
 def lateness(one: Measured, seconds: int) -> dict[str, Any]:
     """Measure the lateness of new tasks, and the rate of their submit."""
-    due = one.system.submit_ahead(RATE * seconds, NS // RATE, bits=TEXTS)
-    found: dict[str, Any] = {"submits_a_second": one.system.rate}
+    submits: dict[str, Any] = {}
+    with one.pool(submits):
+        due = one.system.submit_ahead(RATE * seconds, NS // RATE, bits=TEXTS)
+    found = {"submits_a_second": one.system.rate, "pages_read_a_submit": submits["pages_read"] / len(due)}
     time.sleep(max(0, min(due.values()) - time.time_ns()) / NS)
     with one.pool(found):
         one.system.await_starts(due)
     return stats.lateness(due, one.system.started(due)) | found
 
 
-def in_turn(few: Measured, many: Measured, turns: int, seconds: int) -> dict[str, Any]:
+def in_turn(few_rows: Measured, many_rows: Measured, turns: int, seconds: int) -> dict[str, Any]:
     """Measure the lateness of both, one after the other, each time with workers that have just started."""
     found: dict[str, list[dict[str, Any]]] = {"few": [], "many": []}
-    both = [("few", few), ("many", many)]
+    both = [("few", few_rows), ("many", many_rows)]
     for turn in range(turns):
         for name, one in both if turn % 2 == 0 else reversed(both):
             one.start()
@@ -162,14 +168,19 @@ def in_turn(few: Measured, many: Measured, turns: int, seconds: int) -> dict[str
             one.system.stop()
             warn(f"  {name}: {json.dumps(found[name][-1])}")
     medians = {name: stats.medians(results) for name, results in found.items()}
-    ratio = medians["many"]["p99"] / medians["few"]["p99"]
-    return {"medians": medians, "ratio_of_p99": ratio, "turns": found}
+    ratios = [many["p99"] / few["p99"] for few, many in zip(found["few"], found["many"], strict=True)]
+    return {
+        "ratios_of_p99": ratios,
+        "median_ratio": statistics.median(ratios),
+        "medians": medians,
+        "turns": found,
+    }
 
 
 def burst(one: Measured) -> dict[str, Any]:
     """Run tasks that are due at one instant, to the end of the last."""
     due = one.system.submit_ahead(BURST, 0, bits=TEXTS)
-    found: dict[str, Any] = {"submits_a_second": one.system.rate}
+    found: dict[str, Any] = {}
     at = next(iter(due.values()))
     with one.pool(found):
         one.system.await_starts(due, most=120)
@@ -201,7 +212,7 @@ def passes(one: Measured) -> dict[str, Any]:
             name: Round(plan, sweep, time.monotonic())
             for name, plan in (("soon", SOON), ("overdue", OVERDUE), ("full", FULL))
         }
-        due = one.system.submit_ahead(RATE * 10, NS // RATE, bits=TEXTS)
+        _, due = one.system.submit(RATE * 10, time.time_ns() + 10 * NS, NS // RATE, bits=TEXTS)
         time.sleep(max(0, min(due.values()) - NS - time.time_ns()) / NS)
         for each in rounds.values():
             round_of(each)  # from then on it knows which tables hold rows
@@ -333,10 +344,10 @@ def sizes(one: Measured, directory: Path) -> dict[str, Any]:
     return {"rows": one.rows.count, "table_files_gb": files / 1e9, **each}
 
 
-def measure(directory: Path, what: list[str], turns: int, seconds: int) -> dict[str, Any]:
+def measure(directory: Path, what: list[str], turns: int, seconds: int, pool: str) -> dict[str, Any]:
     """Run what is wanted."""
     began = time.monotonic()
-    found: dict[str, Any] = {"load": os.getloadavg()}
+    found: dict[str, Any] = {"load": os.getloadavg(), "buffer_pool": pool}
 
     def done(name: str, result: Any) -> None:
         found[name] = result
@@ -345,9 +356,10 @@ def measure(directory: Path, what: list[str], turns: int, seconds: int) -> dict[
     beside = directory / "few"
     shutil.rmtree(beside, ignore_errors=True)
     fill(beside, FEW)
-    with measured(directory) as many:
+    with measured(directory, pool) as many:
         done("size", sizes(many, directory))
-        with measured(beside) as few:
+        done("refill", many.refill)
+        with measured(beside, pool) as few:
             both = {"few": few, "many": many}
             if "lateness" in what:
                 done("lateness", in_turn(few, many, turns, seconds))
@@ -384,6 +396,7 @@ def main() -> None:
     parser.add_argument("--fill", action="store_true", help="only fill")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=30)
+    parser.add_argument("--pool", default="8G", help="of each MariaDB; less where memory is short")
     arguments = parser.parse_args()
     if unknown := set(arguments.what) - set(WHAT):
         parser.error(f"unknown: {', '.join(sorted(unknown))}")
@@ -391,7 +404,7 @@ def main() -> None:
     if filled(directory) is None:
         fill(directory, int(arguments.rows))
     if not arguments.fill:
-        result = measure(directory, arguments.what, arguments.turns, arguments.seconds)
+        result = measure(directory, arguments.what, arguments.turns, arguments.seconds, arguments.pool)
         json.dump(result, sys.stdout, indent=1)
         print()
 
