@@ -8,6 +8,7 @@ daemons     tasks run a second by 1, 2 and 4 daemons of one process, and which p
 schedules   lateness of tasks of 1,000 schedules that fire at one instant, and of 1,000 submitted for one
 resting     processor time at rest without schedules, and with 100,000 of which none fires
 rebuild     lateness of 1,000 tasks a second while an index of 1,000,000 is lost and built again
+edge        lateness at 500 a second while the horizon reaches 100,000 tasks more, and before, in turn
 idle        processor time of a daemon that owns 1,024 slots of 20 topics and sweeps 64 or 1,024 tables
 """
 
@@ -27,11 +28,23 @@ from benchmarks.catalog import ENTRIES, Entry
 from benchmarks.peer import NS
 from benchmarks.system import System, warn
 from benchmarks.workloads import HOUR, Sizes, burst, lateness
+from toc import Settings, TimeoutCenter
 
 NEIGHBOURS, ASYNC_WAITS, THREAD_WAITS, SCHEDULED = 1 << 51, 1 << 50, 1 << 49, 1 << 48
 """What benchmarks.peers.toc does with numbers that have these bits: other topics, and schedules."""
 WAIT_SECONDS = 0.05
-WHAT = ["neighbour", "waiting", "growth", "slots", "daemons", "schedules", "resting", "rebuild", "idle"]
+WHAT = [
+    "neighbour",
+    "waiting",
+    "growth",
+    "slots",
+    "daemons",
+    "schedules",
+    "resting",
+    "rebuild",
+    "edge",
+    "idle",
+]
 
 
 def warm_up(system: System) -> None:
@@ -155,6 +168,55 @@ def rebuild(system: System, pending: int = 1_000_000, rate: int = 1000, seconds:
     return {**stats.lateness(due, starts), "full_again_after": full, "most_by_second": curve}
 
 
+def edge(system: System, band: int = 100_000, rate: int = 500, turns: int = 3) -> dict[str, Any]:
+    """Measure lateness at a rate, then again while tasks that a longer horizon reaches are read and indexed.
+
+    ``loaded`` of the band were, meanwhile.
+    """
+    assert system.servers is not None
+    warm_up(system)
+    told = system.servers.environment
+    settings = Settings(
+        database_urls=told["TOC_DATABASE_URLS"],
+        databases=int(told["TOC_DATABASES"]),
+        tables=int(told["TOC_TABLES"]),
+        redis_url=told["TOC_REDIS_URL"],
+    )
+    found = []
+    with TimeoutCenter(settings) as center:
+        topics = center.store.topics.list()
+        slots = [slot for topic in topics for slot in topic.slots()]
+
+        def reach(hours: float) -> None:
+            for topic in topics:
+                center.store.topics.alter(topic.name, horizon=int(3600 * hours))
+
+        def indexed() -> int:
+            return center.queues.standing(slots, time.time_ns() // 10**6 + 3_600_000, 1 << 50)
+
+        reach(1)
+        time.sleep(3)  # everybody knows it
+        for turn in range(turns):
+            for first in range(0, band, 20_000):
+                count = min(20_000, band - first)
+                system.submit(count, time.time_ns() + (2 + turn) * HOUR, HOUR // 4 // count)
+        for turn in range(turns):
+            settle(system)
+            one: dict[str, Any] = {"quiet": lateness(system, Sizes(lateness_seconds=10), rate)}
+            before = indexed()
+            reach(2.5 + turn)
+            while indexed() == before:
+                time.sleep(0.2)
+            before = indexed()
+            one["loading"] = lateness(system, Sizes(lateness_seconds=10), rate)
+            found.append({**one, "loaded": indexed() - before})
+            warn(json.dumps(found[-1]))
+            while indexed() < (turn + 1) * band:
+                time.sleep(1)
+    ratios = sorted(one["loading"]["p99"] / one["quiet"]["p99"] for one in found)
+    return {"turns": found, "p99_ratio": ratios[len(ratios) // 2]}
+
+
 def settle(system: System, most: float = 180, rest: float = 0.1) -> float:
     """Wait until the servers use less than ``rest`` of a core: they still write what was just stored.
 
@@ -220,6 +282,9 @@ def _measure(name: str, toc: Entry, wide: Entry, pending: Sequence[int]) -> dict
     if name == "rebuild":
         with _running(toc) as system:
             return rebuild(system)
+    if name == "edge":
+        with _running(toc) as system:
+            return edge(system)
     if name == "growth":
         with _running(toc) as system:
             return growth(system, pending)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from benchmarks import processes
 from toc.coordination.assignment import TABLES, Member, Owners, Spread, assign
+from toc.model.horizon import Budget, reach
 
 STEP = 0.01
 """Seconds of a step."""
@@ -82,8 +83,10 @@ class Plan:
     fires: float = 20_000
     """Tasks that come due a second."""
     pending: float = 1e8
-    horizon: float = 3600
-    """Seconds; what is due later has no entry in Redis."""
+    horizon: int = 86_400
+    """Seconds, of the topics; what is due later has no entry in Redis."""
+    redis_gb: float = 2.0
+    """maxmemory of a Redis node, which bounds the horizon."""
     retention_days: float = 3
     seconds: float = 120
     lose_host_every: float = 60
@@ -95,6 +98,7 @@ class Plan:
     """Cores that all processes and servers share, as on one machine; 0: each has its own."""
 
 
+DEFAULT_BUDGET = Budget(60)
 BACK_AFTER = 20.0
 DEBOUNCE = 0.3
 CLAIM = 0.2
@@ -326,7 +330,12 @@ def simulate(plan: Plan, costs: Costs) -> dict[str, Any]:
                 if owner is not None:
                     of_server[one].add(simulation.rank[owner])
     connections = max(map(len, of_server)) * PER_SERVER + plan.hosts * 2
-    indexed = min(plan.fires * plan.horizon, plan.pending)
+
+    def indexed(seconds: float) -> float:
+        return min(plan.fires * seconds, plan.pending)
+
+    fits = plan.redis * DEFAULT_BUDGET.on(int(plan.redis_gb * 1e9)) / costs.redis_bytes
+    horizon = reach(indexed, fits, plan.horizon)
     rows = plan.pending + plan.fires * 86400 * plan.retention_days
     writes = 2 * simulation.moved / plan.seconds
     limits = load(plan, costs) | {
@@ -337,7 +346,8 @@ def simulate(plan: Plan, costs: Costs) -> dict[str, Any]:
     return {
         "plan": asdict(plan),
         "lateness_ms": {name: simulation.percentile(share) for name, share in SHARES.items()},
-        "redis_gb_per_node": indexed * costs.redis_bytes / plan.redis / 1e9,
+        "horizon_seconds": horizon,
+        "redis_gb_per_node": indexed(horizon) * costs.redis_bytes / plan.redis / 1e9,
         "disk_gb_per_server": rows * costs.row_bytes / plan.servers / 1e9,
         "memory_gb_per_host": (plan.processes + 1) * costs.process_mb / 1e3,
         "connections_per_server": connections,
@@ -357,7 +367,7 @@ def table(result: dict[str, Any]) -> list[str]:
     lines = [
         f"{plan['fires']:,.0f} tasks a second, {plan['pending']:,.0f} pending, {result['workers']:,} workers",
         "late: " + ", ".join(f"{name} {value:,.1f} ms" for name, value in result["lateness_ms"].items()),
-        f"Redis: {result['redis_gb_per_node']:,.1f} GB a node",
+        f"Redis: {result['redis_gb_per_node']:,.1f} GB a node, {result['horizon_seconds']:,} s ahead",
         f"MySQL: {result['disk_gb_per_server']:,.0f} GB a server",
         f"MySQL: {result['connections_per_server']:,} connections a server",
         f"hosts: {result['memory_gb_per_host']:.1f} GB before the application",

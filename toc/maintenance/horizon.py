@@ -8,15 +8,20 @@ database is out of reach, the horizon stays.
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from math import inf
 
-from toc.index.memory import look_at_nodes
+from toc.index.messages import Peek
+from toc.index.preflight import facts_of
 from toc.index.queues import Queues
 from toc.maintenance.sweep import COMPLAIN_SECONDS
 from toc.model.clock import Clock, RateLimit
 from toc.model.due import FAR, NEAR, Counted, read
-from toc.model.errors import InvalidDocument, TocError
-from toc.model.horizon import Budget, Choice, Span, choose, spans
+from toc.model.errors import IndexUnavailable, InvalidDocument, TocError
+from toc.model.horizon import Budget, Choice, Node, Span, choose, spans
+from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.store.records.identity import Horizon
 from toc.store.store import Store
@@ -68,7 +73,7 @@ class HorizonKeeper:
         topics = self._store.topics.list()
         slots = [slot for topic in topics for slot in topic.slots()]
         self._every = max(LOOK_SECONDS, len(slots) / SLOTS_A_SECOND)
-        nodes = look_at_nodes(self._queues, slots, self._budget)
+        nodes = self._nodes(slots)
         if not topics or not nodes:
             return None
         if self._clock.monotonic() - self._counted >= COUNT_SECONDS:
@@ -93,6 +98,20 @@ class HorizonKeeper:
             removed = self._queues.trim(slots, now + choice.seconds * 1000)
         log.info("horizon_changed", seconds=choice.seconds, why=choice.why, removed=removed)
         return choice
+
+    def _nodes(self, slots: Iterable[Slot]) -> list[Node]:
+        """Return the nodes that answer and tell their memory."""
+        ahead, found = Counter[object](), []
+        for slot, peek in self._queues.peek(slots).items():
+            if isinstance(peek, Peek):
+                ahead[self._queues.node_of(slot)] += peek.store - peek.due
+        for node in self._queues.nodes.masters():
+            # one that is out of reach, or whose account may not ask this, is left out
+            with suppress(IndexUnavailable, AttributeError, KeyError, ValueError):
+                facts = facts_of(node.ask(("INFO", "memory"))[0])
+                used, most = int(facts["used_memory"]), int(facts["maxmemory"])
+                found.append(Node(str(node.address), used, self._budget.on(most), ahead[node]))
+        return found
 
     def _counts(self) -> dict[str, list[Counted]]:
         """Read what workers have counted of their tables, as far as it can be read."""

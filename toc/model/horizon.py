@@ -9,6 +9,7 @@ not fit, such as a burst that the horizon is about to reach, and how much furthe
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Self
 
@@ -130,11 +131,7 @@ def reach(need: Callable[[int], float], fits: float, most: int) -> int:
     ``need`` returns the entries that a horizon needs. It is asked about few of them.
     """
     possible = steps(most)
-    low, high = 0, len(possible) - 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if need(possible[middle]) <= fits else (low, middle - 1)
-    return possible[low]
+    return possible[max(bisect_right(possible, fits, key=need) - 1, 0)]
 
 
 class Choice(NamedTuple):
