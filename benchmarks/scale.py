@@ -182,7 +182,7 @@ def edge(system: System, band: int = 100_000, rate: int = 500, turns: int = 3) -
         tables=int(told["TOC_TABLES"]),
         redis_url=told["TOC_REDIS_URL"],
     )
-    found = []
+    found: list[dict[str, Any]] = []
     with TimeoutCenter(settings) as center:
         topics = center.store.topics.list()
         slots = [slot for topic in topics for slot in topic.slots()]
@@ -194,25 +194,22 @@ def edge(system: System, band: int = 100_000, rate: int = 500, turns: int = 3) -
         def indexed() -> int:
             return center.queues.standing(slots, time.time_ns() // 10**6 + 3_600_000, 1 << 50)
 
-        reach(1)
-        time.sleep(3)  # everybody knows it
-        for turn in range(turns):
-            for first in range(0, band, 20_000):
-                count = min(20_000, band - first)
-                system.submit(count, time.time_ns() + (2 + turn) * HOUR, HOUR // 4 // count)
-        for turn in range(turns):
+        for first in range(0, band, 20_000):
+            count = min(20_000, band - first)
+            system.submit(count, time.time_ns() + 2 * HOUR, HOUR // count)
+        for _ in range(turns):
+            reach(1)
+            time.sleep(3)  # everybody knows it
+            center.queues.trim(slots, time.time_ns() // 10**6 + 3_600_000)
             settle(system)
-            one: dict[str, Any] = {"quiet": lateness(system, Sizes(lateness_seconds=10), rate)}
-            before = indexed()
-            reach(2.5 + turn)
-            while indexed() == before:
+            quiet = lateness(system, Sizes(lateness_seconds=10), rate)
+            reach(4)
+            while not indexed():
                 time.sleep(0.2)
             before = indexed()
-            one["loading"] = lateness(system, Sizes(lateness_seconds=10), rate)
-            found.append({**one, "loaded": indexed() - before})
+            loading = lateness(system, Sizes(lateness_seconds=10), rate)
+            found.append({"quiet": quiet, "loading": loading, "loaded": indexed() - before})
             warn(json.dumps(found[-1]))
-            while indexed() < (turn + 1) * band:
-                time.sleep(1)
     ratios = sorted(one["loading"]["p99"] / one["quiet"]["p99"] for one in found)
     return {"turns": found, "p99_ratio": ratios[len(ratios) // 2]}
 
