@@ -6,25 +6,31 @@ seconds fit, with 0.004 to 40 tasks a second and 2 MB.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import pytest
+from harness import forks
 from harness.rows import insert_many
 from harness.system import System
+from harness.tables import raw
 from integration.system.test_sweep import Bench, FastClock
 
 from benchmarks.local import RedisServer
 from toc import NewTask
-from toc.index.messages import Peek
+from toc.index.messages import Peek, Prepared, PrepareRequest
 from toc.maintenance.due_walk import DueWalk
 from toc.maintenance.horizon import HorizonKeeper
 from toc.maintenance.sweep import MAX_AHEAD_MS
 from toc.model.horizon import LEAST, Budget
 from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon
+from toc.operate import doctor
 
 BUDGET = Budget(60)
 TICK = 2.0
@@ -190,6 +196,121 @@ def test_two_daemons_keep_within_less_memory_and_every_task_runs_in_time(
     assert center.queues.standing(slots, *beyond) == 0, "submitters know it"
     system.wait(lambda: not system.pending(near), "all have run", 90)
     assert not system.not_run_once(near)
+
+
+@pytest.fixture
+def kept(system: System) -> HorizonKeeper:
+    """A keeper that a test lets look, of an index with 5,000 entries over ten hours and some of each kind."""
+    system.create_topics(retries=1)
+    center = system.center
+    slot = center.catalog.get("test.sync").slot(0)
+    center.queues.add({slot: [(number, 1.0) for number in range(1, 31)]})
+    (taken,) = center.queues.prepare([PrepareRequest(slot, 20, 1, 7)]).values()
+    assert isinstance(taken, Prepared)
+    center.queues.bury({slot: [(job_id, fence, 5) for job_id, fence in taken.entries[:10]]})
+    center.submit_many([NewTask("test.sync", n, 10 + 7.2 * n) for n in range(5000)])
+    return HorizonKeeper(center.store, center.queues, center.clock, BUDGET)
+
+
+def entries(system: System, redis: RedisServer) -> dict[str, dict[str, float]]:
+    """What stands in each kind of queue: id -> score."""
+    found: dict[str, dict[str, float]] = {"store": {}, "prepare": {}, "dead": {}}
+    for slot in system.center.catalog.get("test.sync").slots():
+        for kind, of_kind in found.items():
+            key = getattr(system.center.queues.keys(slot), kind)
+            flat: Any = redis.call("ZRANGE", key, 0, -1, "WITHSCORES")
+            of_kind |= {f"{slot} {job_id}": float(score) for job_id, score in batched(flat)}
+    return found
+
+
+def batched(flat: list[str]) -> list[tuple[str, str]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
+def test_only_the_farthest_are_removed_and_nothing_due_taken_or_dead(
+    system: System, redis: RedisServer, kept: HorizonKeeper
+) -> None:
+    before = entries(system, redis)
+    assert [len(before[kind]) for kind in ("store", "prepare", "dead")] == [5010, 10, 10]
+    assert kept.look() is None, "there is no maxmemory"
+    budget = allow(redis, -200_000)
+    choice = kept.look()
+    after = entries(system, redis)
+    assert choice is not None
+    assert used(redis) <= budget
+    assert (after["prepare"], after["dead"]) == (before["prepare"], before["dead"])
+    removed = before["store"].keys() - after["store"].keys()
+    assert 1000 < len(removed) < 4900
+    assert max(after["store"].values()) <= min(before["store"][one] for one in removed)
+    assert max(after["store"].values()) > system.center.clock.now_ms() + 1000 * (choice.seconds - 60)
+    assert kept.look() is None
+
+
+def test_operators_see_what_the_horizon_is_and_why(
+    system: System, redis: RedisServer, kept: HorizonKeeper
+) -> None:
+    def told() -> list[tuple[str, str]]:
+        lines = doctor.examine(system.center)
+        return [(line.level.value, line.what) for line in lines if "the horizon of" in line.what]
+
+    assert told() == []
+    allow(redis, -200_000)
+    choice = kept.look()
+    assert choice is not None
+    ((level, what),) = told()
+    assert level == "note"
+    assert f"the horizon of 4 topics is {choice.seconds} s: " in what
+    assert "% of its budget" in what
+    shown = json.loads(forks.run(["topic", "show", "test.sync", "--json"], env=system.env).stdout)
+    assert (shown["horizon"], shown["horizon_in_force"]) == (86_400, choice.seconds)
+    assert shown["horizon_why"] == choice.why
+    assert shown["horizon_since"].endswith("Z")
+    assert system.center.store.topics.get("test.sync") == replace(
+        system.center.catalog.refresh()["test.sync"], horizon=86_400
+    ), "the topic table says what it said"
+    redis.call("CONFIG", "SET", "maxmemory", 1_000_000)
+    choice = kept.look()
+    assert choice is not None
+    assert choice.seconds == LEAST
+    assert [level for level, _ in told()] == ["warn"]
+
+
+def test_while_redis_is_away_the_horizon_stays_and_with_memory_it_grows_back(
+    system: System, redis: RedisServer, kept: HorizonKeeper
+) -> None:
+    identity, queues = system.center.store.identity, system.center.queues
+    allow(redis, -200_000)
+    kept.look()
+    bound = identity.horizon()
+    assert bound.seconds
+    queues.refuse("away")
+    assert kept.run_once() > 0
+    assert identity.horizon() == bound
+    queues.refuse(None)
+    redis.call("CONFIG", "SET", "maxmemory", 0)
+    assert kept.look() is None, "everybody must have known the shorter one for a minute"
+    identity.set_horizon(bound._replace(since=bound.since - 61_000))
+    assert kept.look() is None, "what the index holds must have been counted"
+    store, catalog, tables = system.center.store, system.center.catalog, system.settings.tables
+    walk = DueWalk(store, catalog, system.center.clock, lambda: frozenset(range(tables)))
+    while len(store.due_counts.kept(range(tables))) < tables or not all(
+        len(counts) == 2 for counts in store.due_counts.kept(range(tables)).values()
+    ):
+        walk.run_once()
+    HorizonKeeper(store, queues, system.center.clock, BUDGET).look()
+    assert identity.horizon().seconds == 0
+
+
+def test_one_of_many_looks(system: System) -> None:
+    identity = system.center.store.identity
+    assert [identity.may_look(60_000) for _ in range(3)] == [True, False, False]
+    assert identity.may_look(0), "the last look was long ago"
+    with raw(system.settings) as sql:  # by a clock that was an hour ahead
+        sql.exec_driver_sql(
+            f"UPDATE {system.settings.database_prefix}0.timeout_identity "
+            "SET horizon_looked = horizon_looked + 3600000"
+        )
+    assert [identity.may_look(60_000) for _ in range(2)] == [True, False]
 
 
 def scheduled(system: System) -> int:
