@@ -33,7 +33,7 @@ def test_sweeps_without_pause_double_nothing_and_revive_nothing(build: Build, ve
 
     def operate() -> None:
         """Dead tasks are redriven or purged, a few of them only looked at."""
-        dead = center.store.selections.newest(Selection(TaskStatus.DEAD), None, 50).rows
+        dead = center.store.selections.page(Selection(TaskStatus.DEAD), None, 50, newest=True).rows
         for row in dead[10:20]:
             system.recorder.seen(row)
         counts["redriven"] += len(client.redrive([row.job_id for row in dead[:5]]))

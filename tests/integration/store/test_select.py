@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -77,8 +78,10 @@ def test_a_selection_means_the_rows_that_meet_every_filter(
 
 def test_the_newest_of_many_tables_come_first(fresh_store: Store, rows: list[TaskRow]) -> None:
     wanted = Selection(TaskStatus.DEAD)
-    assert fresh_store.selections.newest(wanted, None, 5).rows == rows[:6:-1]
-    assert fresh_store.selections.newest(wanted, None, 100) == (rows[::-1], None)
+    assert fresh_store.selections.page(wanted, None, 5, newest=True).rows == rows[:6:-1]
+    assert fresh_store.selections.page(wanted, None, 100, newest=True) == (rows[::-1], None)
+    nobody = replace(wanted, biz_types=[])
+    assert fresh_store.selections.page(nobody, None, 5, newest=True) == ([], None), "who may see no topic"
 
 
 def test_all_ids_are_gathered_however_many_died_in_one_instant(
@@ -96,9 +99,8 @@ def test_all_ids_are_gathered_however_many_died_in_one_instant(
 def _pages(store: Store, wanted: Selection, limit: int, *, back: bool = False) -> list[list[int]]:
     """The ids on each page, to the last."""
     pages, place = [], None
-    read = store.selections.newest if back else store.selections.page
     while True:
-        page = read(wanted, place, limit)
+        page = store.selections.page(wanted, place, limit, newest=back)
         pages.append([row.job_id for row in page.rows])
         if (place := page.next) is None:
             return pages

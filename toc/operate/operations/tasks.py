@@ -122,10 +122,9 @@ def page(doing: Doing, wanted: Selection, after: str | None, limit: int, *, newe
     from toc.store.tasks.select import Page, parse_cursor
 
     selections = doing.center.store.selections
-    read = selections.newest if newest and wanted.biz is None else selections.page
-    found = read(wanted, parse_cursor(after), limit)
+    found = selections.page(wanted, parse_cursor(after), limit, newest=newest)
     while doing.token is None and found.next is not None and len(found.rows) < limit:
-        more = read(wanted, found.next, limit - len(found.rows))
+        more = selections.page(wanted, found.next, limit - len(found.rows), newest=newest)
         found = Page(found.rows + more.rows, more.next)
     return found
 

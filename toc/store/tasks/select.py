@@ -65,8 +65,9 @@ class Selections:
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
 
-    def page(self, wanted: Selection, after: Cursor | None, limit: int) -> Page:
-        """Return at most ``limit`` rows after a cursor, the earliest next_time first; of a biz_id, by job_id.
+    def page(self, wanted: Selection, after: Cursor | None, limit: int, *, newest: bool = False) -> Page:
+        """Return at most ``limit`` rows after a cursor, the earliest next_time first, or the ``newest``; of a
+        biz_id, by job_id.
 
         First it looks into all tables, then again into those whose further rows may belong on the page. It
         reads a bounded number of rows, so it may find none although more follow.
@@ -75,22 +76,14 @@ class Selections:
             return Page([], None)
         if wanted.biz is not None:
             return self._page_of_biz(wanted, after, limit)
-        rows, bound = self._page(wanted, _first(wanted) if after is None else after, limit)
-        return Page(rows, bound)
-
-    def newest(self, wanted: Selection, after: Cursor | None, limit: int) -> Page:
-        """Return at most ``limit`` rows after a cursor, the latest next_time first; reads as ``page``."""
-        start = _last(wanted) if after is None else (-after[0], -after[1])
-        rows, bound = self._page(wanted, start, limit, back=True)
-        return Page(rows[::-1], None if bound is None else (-bound[0], -bound[1]))
-
-    def _page(
-        self, wanted: Selection, start: Cursor, limit: int, *, back: bool = False
-    ) -> tuple[list[TaskRow], Cursor | None]:
-        """Return rows by next_time and job_id, and what ``_cursors`` returns as the end of the page."""
-        cursors, bound = self._cursors(wanted, start, limit, back=back)
-        rows = self._rows(abs(job_id) for _, job_id in cursors)
-        return [row for row in rows if row.status == wanted.status], bound
+        sign = -1 if newest else 1
+        start = _last(wanted) if newest else _first(wanted)
+        if after is not None:
+            start = sign * after[0], sign * after[1]
+        cursors, bound = self._cursors(wanted, start, limit, back=newest)
+        rows = self._rows(abs(job_id) for _, job_id in cursors)[::sign]
+        following = None if bound is None else (sign * bound[0], sign * bound[1])
+        return Page([row for row in rows if row.status == wanted.status], following)
 
     def _cursors(
         self, wanted: Selection, start: Cursor, limit: int, *, back: bool = False
