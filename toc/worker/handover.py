@@ -3,7 +3,8 @@
     taken     wanted ─▶ claimed (a number is drawn) ─▶ served
     dropped   nothing more is taken; entries that have not started are put back
               ─▶ ``dropped`` is sent when running tries have finished, or after HAND_OVER_SECONDS
-              ─▶ the claim number is handed back when no entry is left under it
+
+The claim number stays ours: entries may be left under it. The slot's next owner deletes it once we are gone.
 
 Tables need no claim: it does no harm if two workers sweep one for a while.
 """
@@ -43,15 +44,11 @@ class Handover:
         self._claimed_at = float("-inf")
         self._dropping: list[tuple[float, list[OwnedSlot]]] = []
         """Slots that are being handed over, with the end of the wait for running tries (monotonic)."""
-        self._lingering: list[OwnedSlot] = []
-        """Slots handed over that may still have entries under our claim number. So the number is
-        not deleted yet: if this process died, others could not tell whose entries these are, and
-        would have to wait until they time out."""
 
     @property
     def under_way(self) -> bool:
         """Whether ``step`` has something to do soon."""
-        return bool(self._dropping or self._lingering or self.tools.book.incomplete)
+        return bool(self._dropping or self.tools.book.incomplete)
 
     def take(self, given: set[Slot]) -> None:
         """Serve these slots and tables from now on. The next ``step`` claims the slots."""
@@ -72,15 +69,12 @@ class Handover:
         if rest:
             self.link.send("dropped", slots=pack(rest))
 
-    def drop_all(self) -> list[OwnedSlot]:
-        """Take nothing more at all and put back what has not started: this process leaves.
-
-        Sends no message. Returns the slots, for ``SlotBook.hand_back`` once nothing runs here.
-        """
-        owned = self.tools.book.give_up(list(self.tools.book.wanted))
+    def drop_all(self) -> None:
+        """Take nothing more at all and put back what has not started: this process leaves. Sends no
+        message."""
+        self.tools.book.give_up(list(self.tools.book.wanted))
         self.listener.set_slots(())
         self.pipeline.withdraw()
-        return owned
 
     def step(self, now: float) -> None:
         """Claim missing slots and continue handovers. ``now`` is monotonic."""
@@ -102,10 +96,8 @@ class Handover:
                 self.reclaimer.look_now()
 
     def _hand_over(self, now: float) -> None:
-        if not self._dropping and not self._lingering:
+        if not self._dropping:
             return
-        # Read this first: then all that was taken before is held or sought below.
-        answered = self.pipeline.poller.settled
         busy = {entry.slot for entry in self.pipeline.inflight.snapshot()} | self.pipeline.adopter.sought
         quiet = self.pipeline.finisher.idle
         released: list[OwnedSlot] = []
@@ -118,10 +110,6 @@ class Handover:
         self._dropping = waiting
         if released:
             self.link.send("dropped", slots=pack(owned.slot for owned in released))
-            self._lingering += released
-        if quiet and answered:
-            self.tools.book.hand_back(owned for owned in self._lingering if owned.slot not in busy)
-            self._lingering = [owned for owned in self._lingering if owned.slot in busy]
 
 
 def _apart(given: set[Slot]) -> tuple[set[int], set[Slot]]:

@@ -103,7 +103,7 @@ class SlotBook:
             self.wanted = dict.fromkeys(slots, now) | self.wanted
 
     def give_up(self, slots: Iterable[Slot]) -> list[OwnedSlot]:
-        """Forget slots. Returns those that were claimed, whose numbers can be handed back later."""
+        """Forget slots. Returns those that were claimed."""
         gone = set(slots)
         with self._lock:
             self.wanted = {slot: since for slot, since in self.wanted.items() if slot not in gone}
@@ -154,12 +154,3 @@ class SlotBook:
                 owned[slot].others = dict(result.others)
                 owned[slot].empty_since = None
         return lost
-
-    def hand_back(self, dropped: Iterable[OwnedSlot]) -> None:
-        """Delete the claim numbers of slots that were given up, except slots that are ours again.
-
-        The caller makes sure that no entry is left under these numbers.
-        """
-        numbers = {owned.slot: [owned.claim] for owned in dropped if owned.slot not in self.owned}
-        if numbers:
-            self._queues.unclaim(numbers)

@@ -298,7 +298,7 @@ class Worker:
         self.pipeline.poller.await_round()
         self.rows.look_now()
         self.services.end()
-        owned = self.handover.drop_all()
+        self.handover.drop_all()
         self._link.send("leaving", recycle=self._recycling)
         self.serve(selector, lambda: self.settled or self._forced or self._overdue())
         # Entries that have not started, or are settled, are with the finisher already.
@@ -309,7 +309,6 @@ class Worker:
             self.alone.take_back(running)
             self._give_back_running(running)
         self.pipeline.finisher.stop(FORCED_SECONDS)
-        self.book.hand_back(owned)
         for loop in self.loops:
             loop.stop(1.0)
         self.watch.leave()

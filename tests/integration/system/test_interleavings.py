@@ -78,9 +78,9 @@ def test_a_claim_number_is_kept_while_a_prepare_under_it_may_be_under_way(hands:
     else:
         former.start_and_wait()
         former.end_and_finish()
-        owner.reclaim()
-        owner.clock.slept += EMPTY_SECONDS
-        owner.reclaim()
+    owner.reclaim()
+    owner.clock.slept += EMPTY_SECONDS
+    owner.reclaim()
     assert not known_to_the_owner(), "nothing is left under it"
 
 
