@@ -234,7 +234,7 @@ class Episode(NamedTuple):
             "until": instant(self.until),
             "worst_job_id": str(self.job_id),
             "evidence": self.evidence,
-            "worker": self.who,
+            "worker": self.who or None,
         }
 
 

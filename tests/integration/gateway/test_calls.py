@@ -237,6 +237,16 @@ def test_a_task_that_expires_is_moved_with_a_later_end(shared: Gateway) -> None:
     assert shared.call("GET", f"/v1/tasks?due_before={far}&limit=1").status == 200
 
 
+@pytest.mark.parametrize("typed", ["5.0", "1_0", "%D9%A5", "%2B5", "5e0", ""])
+def test_a_whole_number_in_a_query_has_digits_alone(shared: Gateway, typed: str) -> None:
+    for path in (f"/v1/tasks?limit={typed}", f"/v1/late?limit={typed}"):
+        answer = shared.call("GET", path)
+        assert (answer.status, answer.body["field"]) == (422, "limit"), path
+    raw = f"/v1/topics/test.sync/tasks?raw=1&biz_id=1&delay=60&tries={typed}"
+    answer = shared.call("POST", raw, b"body", headers={"Content-Type": "text/plain"})
+    assert (answer.status, answer.body["field"]) == (422, "tries")
+
+
 def test_a_token_is_needed_shown_once_limited_and_ends_within_a_second(shared: Gateway) -> None:
     none, unknown = "no access token was sent", "there is no such access token"
     for token, why in ((None, none), ("", none), ("toc_nonsense", unknown), ("ünknown", unknown)):

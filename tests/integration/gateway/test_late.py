@@ -97,6 +97,12 @@ def test_what_made_tasks_late_is_counted_by_topic_and_cause_and_a_token_sees_its
     assert gateway.call("GET", "/v1/late?topic=late.now", token="others").status == 404
     gateway.make_token("its", "read", topics=("late.*",))
     assert len(causes(token="its")) == 1
+
+    def workers(token: str) -> set[str | None]:
+        episodes = gateway.call("GET", "/v1/late", token=token).body["episodes"]
+        return {one["worker"] for one in episodes if one["topic"] == "late.now"}
+
+    assert (workers("its"), None in workers("all")) == ({None}, False), "a host is named to who sees it"
     told = gateway.call("GET", f"/v1/tasks/{job_id}").body["late"]
     assert told["sentence"].startswith("It started 5."), told
     assert "because it was stored after its time" in told["sentence"]
