@@ -256,6 +256,26 @@ def test_all_deadlines_of_an_order_are_cancelled_by_keyboard(visit: Visit, gatew
     assert clerk.complaints == []
 
 
+TWICE = """() => {
+  const refused = [], form = document.querySelector("main form[method=post]");
+  addEventListener("submit", (event) => refused.push(event.defaultPrevented));
+  form.requestSubmit();
+  form.requestSubmit();
+  return refused;
+}"""
+
+
+def test_a_form_is_sent_once_and_again_by_whoever_comes_back(visit: Visit, gateway: Gateway) -> None:
+    clerk = visit("all")
+    clerk.go("/do/submit?topic=test.sync&biz_id=4713&delay=3600")
+    for number in (1, 2):
+        with clerk.page.expect_navigation(url="**/console/tasks/*"):
+            assert clerk.page.evaluate(TWICE) == [False, True]
+        assert len(gateway.call("GET", "/v1/tasks?biz_id=4713").body["tasks"]) == number
+        clerk.page.go_back()
+    assert clerk.complaints == []
+
+
 def test_a_page_has_one_stream_that_rests_while_it_is_hidden(visit: Visit) -> None:
     reader = visit("read")
     reader.go("")

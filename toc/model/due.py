@@ -91,8 +91,8 @@ def read(text: str) -> Counted:
     found = parse_object(text)
     try:
         spans = {int(biz_type): [*counts] for biz_type, counts in found["topics"].items()}
-        for counts in spans.values():
-            int(sum(counts))  # what is no number raises an error
+        if not all(type(count) is int and count >= 0 for counts in spans.values() for count in counts):
+            raise ValueError("a count is a whole number")  # noqa: TRY301
         return Counted(int(found["first"]), spans)
     except (KeyError, TypeError, ValueError, AttributeError) as exc:
         raise InvalidDocument(f"it is no count of due tasks ({type(exc).__name__})") from None

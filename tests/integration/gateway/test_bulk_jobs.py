@@ -365,8 +365,8 @@ def test_a_server_that_hangs_holds_up_no_job_whose_tasks_are_elsewhere(
 
 @pytest.mark.parametrize(
     "damage",
-    ["SET details='[[['", "SET details='7'", "SET counts='{\"a\": \"x\"}'", "SET rate=0", "SET kind='x'",
-     "_part SET job_ids=X'01'", "SET done=4000000000"],
+    ["SET details='[[['", "SET details='7'", "SET counts='{\"a\": \"x\"}'", "SET counts='{\"gone\": 3}'",
+     "SET rate=0", "SET kind='x'", "_part SET job_ids=X'01'", "SET done=4000000000"],
 )  # fmt: skip
 def test_a_damaged_job_harms_itself_alone(system: System, damage: str) -> None:
     center = system.center

@@ -311,11 +311,12 @@ def test_counts_that_are_old_or_not_understood_are_named(fresh_store: Store) -> 
     kept = fresh_store.due_counts.keep
     assert kept(NEAR, {0: ('{"first":1,"topics":{}}', OLD_MS + 60_000), 1: ("nonsense", 0)}) == {}
     assert kept(FAR, {2: ('{"first":1,"topics":{"7":["x"]}}', 0)}) == {}
+    assert kept(FAR, {3: ('{"first":1,"topics":{"7":[1e308,1e308]}}', 0)}) == {}
     found = due(fresh_store, NOW)
     old, *others = sorted(found.missing, key=lambda one: one["table"][-4:])
     assert old["table"] == fresh_store.name_of(0)
     assert (old["error"], old["age"] > OLD_MS / 1000) == ("old", True)
-    assert [one["table"] for one in others] == [fresh_store.name_of(1), fresh_store.name_of(2)]
+    assert [one["table"] for one in others] == [fresh_store.name_of(table) for table in (1, 2, 3)]
     oldest = found.oldest[NEAR.name]
     assert oldest is not None
     assert oldest[1] == fresh_store.name_of(0)

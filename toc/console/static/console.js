@@ -1,6 +1,6 @@
 "use strict";
 // Draws each .picture from its data-* attributes: bars from data-start on, one for each data-step seconds. What is
-// above data-limit has a colour of its own. The numbers stand in a table beside it, too.
+// above data-limit has a colour of its own. The numbers stand in a table beside it, too. Sends a form once only.
 (() => {
   const drawn = new WeakMap();
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -84,5 +84,13 @@
     if (window.uPlot) document.querySelectorAll(".picture:not(.heat)").forEach(draw);
   };
   document.addEventListener("htmx:after:swap", all);
+
+  // A second click would make a second task. Whoever comes back to the page may send it again.
+  let sent = new WeakSet();
+  document.addEventListener("submit", (event) => {
+    if (sent.has(event.target)) event.preventDefault();
+    sent.add(event.target);
+  });
+  window.addEventListener("pageshow", () => { sent = new WeakSet(); });
   all();
 })();

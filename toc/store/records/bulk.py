@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Table, and_, delete, exists, insert, literal_column, or_, select, update
 
-from toc.model.bulk import PART, BulkJob, BulkKind, BulkState
+from toc.model.bulk import PART, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.clock import Clock
 from toc.model.documents import parse_object
 from toc.model.errors import UnknownBulk, shown
@@ -180,7 +180,7 @@ class BulkTable(RecordTable):
         for values in rows:
             row = dict(zip(self._column.keys(), values, strict=True))
             try:
-                counts = {key: int(count) for key, count in parse_object(row["counts"]).items()}
+                counts = {BulkOutcome(k).value: int(n) for k, n in parse_object(row["counts"]).items()}
                 yield BulkJob(
                     row["name"], BulkKind(row["kind"]), row["topic"], parse_object(row["details"]),
                     row["created_by"], float(row["rate"]), int(row["tasks"]), BulkState(row["state"]),
