@@ -45,11 +45,11 @@ def node(used: float, budget: float, ahead: int, name: str = "r1") -> Node:
 
 
 def chosen(
-    *nodes: Node, due: Sequence[Span] = (), present: int = DAY, standing: float = 0.0, may_grow: bool = True
+    *nodes: Node, due: Sequence[Span] = (), present: int = DAY, standing: float = 0.0
 ) -> Choice | None:
     """The choice if ``standing`` entries a second stand in the index."""
     return choose(
-        nodes, due, NOW, present=present, most=DAY, may_grow=may_grow,
+        nodes, due, NOW, present=present, most=DAY,
         standing=lambda seconds: round(standing * seconds),
     )  # fmt: skip
 
@@ -143,7 +143,6 @@ def test_it_grows_when_everything_up_to_there_fits_with_a_tenth_to_spare() -> No
     choice = chosen(node(700, 10_000, 600), due=due, present=60)
     assert choice is not None
     assert choice.seconds == max(s for s in STEPS if 10 * (s + 5) <= fits)
-    assert chosen(node(700, 10_000, 600), due=due, present=60, may_grow=False) is None
 
 
 def test_it_neither_grows_nor_shrinks_as_a_steady_load_goes_from_minute_to_minute() -> None:
@@ -156,7 +155,7 @@ def test_it_neither_grows_nor_shrinks_as_a_steady_load_goes_from_minute_to_minut
             now = NOW + second * 1000
             ahead = rate * present
             found = choose(
-                [node(ahead + 50, 10_000, ahead)], due, now, present=present, most=DAY, may_grow=True,
+                [node(ahead + 50, 10_000, ahead)], due, now, present=present, most=DAY,
                 standing=(1).__mul__,
             )  # fmt: skip
             assert found is None or found.seconds >= present, (rate, second, found)

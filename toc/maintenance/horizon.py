@@ -80,16 +80,13 @@ class HorizonKeeper:
             self._spans = spans(self._counts(), {topic.biz_type: topic.horizon for topic in topics}, now)
             self._counted = self._clock.monotonic()
         before, most = identity.horizon(), max(topic.horizon for topic in topics)
-        choice = choose(
-            nodes,
-            self._spans,
-            now,
-            present=min(before.seconds or most, most),
-            most=most,
-            may_grow=not 0 <= now - before.since < GROW_MS,
-            standing=lambda seconds: self._queues.standing(slots, now, now + seconds * 1000),
-        )
-        if choice is None:
+        present = min(before.seconds or most, most)
+
+        def standing(seconds: int) -> int:
+            return self._queues.standing(slots, now, now + seconds * 1000)
+
+        choice = choose(nodes, self._spans, now, present=present, most=most, standing=standing)
+        if choice is None or (choice.seconds > present and 0 <= now - before.since < GROW_MS):
             return None
         removed, seconds = 0, 0 if choice.seconds == most else choice.seconds
         if seconds != before.seconds:

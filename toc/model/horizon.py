@@ -33,6 +33,9 @@ FEW = 1000
 NO_BOUND = 1 << 60
 """The bytes of a node without a bound."""
 
+Need = Callable[[int], float]
+"""Returns how many entries a horizon (s) needs."""
+
 _BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _FORM = re.compile(r"([0-9]{1,15})\s*(%|[KMGT]iB)")
 BUDGET_FORM = "a percentage of maxmemory such as 60%, or bytes such as 4GiB"
@@ -125,7 +128,7 @@ def steps(most: int) -> list[int]:
     return [*(step for step in STEPS if step < most), most]
 
 
-def reach(need: Callable[[int], float], fits: float, most: int) -> int:
+def reach(need: Need, fits: float, most: int) -> int:
     """Return the longest horizon (s) that needs no more than fits, or else the shortest.
 
     ``need`` returns the entries that a horizon needs. It is asked about few of them.
@@ -143,27 +146,24 @@ class Choice(NamedTuple):
 
 
 def choose(
-    nodes: Sequence[Node],
-    spans: Sequence[Span],
-    now_ms: int,
-    *,
-    present: int,
-    most: int,
-    may_grow: bool,
-    standing: Callable[[int], int],
+    nodes: Sequence[Node], spans: Sequence[Span], now_ms: int, *, present: int, most: int, standing: Need
 ) -> Choice | None:
     """Return what becomes of the ``present`` horizon (s); None: nothing.
 
     ``most``: the longest horizon of a topic. ``standing`` counts the entries that stand in the index within a
-    horizon. ``may_grow``: everybody has known the present one for a while.
+    horizon.
     """
+
+    def due(seconds: int) -> float:
+        return pending(spans, now_ms, seconds)
+
     fullest = max(nodes, key=lambda node: node.used / node.budget)
     what = f"{fullest.name} uses {100 * fullest.used / fullest.budget:.0f} % of its budget"
     if fullest.used > fullest.budget:
         return Choice(min(reach(standing, room(nodes, AIM), most), present), what, remove=True)
-    if pending(spans, now_ms, present) > (fits := room(nodes)) and present > LEAST:
-        fitting = reach(lambda seconds: pending(spans, now_ms, seconds), fits, most)
-        return Choice(min(fitting, present), f"what is due within {present} s does not fit; {what}")
-    known = KNOWN * pending(spans, now_ms, most) + FEW >= sum(node.ahead for node in nodes)
-    longer = reach(lambda seconds: pending(spans, now_ms, seconds), room(nodes, AIM), most)
-    return Choice(longer, what) if may_grow and known and longer > present else None
+    if due(present) > room(nodes) and present > LEAST:
+        what = f"what is due within {present} s does not fit; {what}"
+        return Choice(min(reach(due, room(nodes), most), present), what)
+    known = KNOWN * due(most) + FEW >= sum(node.ahead for node in nodes)
+    longer = reach(due, room(nodes, AIM), most)
+    return Choice(longer, what) if known and longer > present else None
