@@ -14,6 +14,8 @@ from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
+from typing_extensions import Unpack
+
 from toc.failpoint import failpoint
 from toc.model.body import Body
 from toc.model.clock import Clock
@@ -49,7 +51,7 @@ from toc.sdk.changes import CallersWork, Change, Changes, InTransaction
 from toc.sdk.handlers import Registry
 from toc.sdk.hooks import Hooks
 from toc.sdk.indexing import Indexing
-from toc.sdk.parts import Parts, StandIn
+from toc.sdk.parts import Parts, StandIn, Within
 from toc.sdk.schedules import Schedules
 from toc.sdk.submission import OF_TIMES, at_any_time, check_job_id
 from toc.store.tasks.after_commit import AfterCommit
@@ -283,13 +285,7 @@ class TimeoutCenter(Parts, Registry[int]):
         return kept
 
     @_call
-    def submit_many(
-        self,
-        tasks: Iterable[NewTask],
-        *,
-        session: AnySession | None = None,
-        connection: AnyConnection | None = None,
-    ) -> list[int]:
+    def submit_many(self, tasks: Iterable[NewTask], **within: Unpack[Within]) -> list[int]:
         """Store many tasks, one round trip per server and thousand; return their job_ids in the order given.
 
         With bodies, a round trip holds about half a megabyte of them.
@@ -298,7 +294,7 @@ class TimeoutCenter(Parts, Registry[int]):
         server failed after another had stored its part. ``session`` and ``connection``: as for ``submit``;
         if it raises, it has stored none.
         """
-        if (theirs := self._theirs(session, connection)) is not None:
+        if (theirs := self._theirs(**within)) is not None:
             return self._submit_with(theirs, list(tasks))
         return self._submit_many(tasks)
 
@@ -341,13 +337,9 @@ class TimeoutCenter(Parts, Registry[int]):
     @overload
     def cancel(self, job_id: int) -> CancelOutcome: ...
     @overload
-    def cancel(
-        self, job_id: int, *, session: AnySession | None = ..., connection: AnyConnection | None = ...
-    ) -> Change[CancelOutcome]: ...
+    def cancel(self, job_id: int, **within: Unpack[Within]) -> Change[CancelOutcome]: ...
     @_call
-    def cancel(
-        self, job_id: int, *, session: AnySession | None = None, connection: AnyConnection | None = None
-    ) -> CancelOutcome | Change[CancelOutcome]:
+    def cancel(self, job_id: int, **within: Unpack[Within]) -> CancelOutcome | Change[CancelOutcome]:
         """Cancel a pending task. Raises StoreUnavailable when it is not known to be cancelled.
 
         Cancels the row, then removes the entry. The outcome is MAY_HAVE_STARTED if the entry is in the
@@ -358,7 +350,7 @@ class TimeoutCenter(Parts, Registry[int]):
         """
         job_id = check_job_id(job_id)
         self._check_places()
-        if (theirs := self._theirs(session, connection)) is not None:
+        if (theirs := self._theirs(**within)) is not None:
             return theirs.cancel([job_id], lambda outcomes: outcomes[job_id])
         return self._changes.cancel([job_id])[job_id]
 
@@ -366,21 +358,11 @@ class TimeoutCenter(Parts, Registry[int]):
     def cancel_by_biz(self, topic: str, biz_id: int | str) -> dict[int, CancelOutcome]: ...
     @overload
     def cancel_by_biz(
-        self,
-        topic: str,
-        biz_id: int | str,
-        *,
-        session: AnySession | None = ...,
-        connection: AnyConnection | None = ...,
+        self, topic: str, biz_id: int | str, **within: Unpack[Within]
     ) -> Change[dict[int, CancelOutcome]]: ...
     @_call
     def cancel_by_biz(
-        self,
-        topic: str,
-        biz_id: int | str,
-        *,
-        session: AnySession | None = None,
-        connection: AnyConnection | None = None,
+        self, topic: str, biz_id: int | str, **within: Unpack[Within]
     ) -> dict[int, CancelOutcome] | Change[dict[int, CancelOutcome]]:
         """Cancel every task of one biz_id on a topic; return each outcome by job_id.
 
@@ -391,7 +373,7 @@ class TimeoutCenter(Parts, Registry[int]):
         biz = BizId.of(biz_id)
         biz_type = self.catalog.get(topic).biz_type
         self._check_places()
-        if (theirs := self._theirs(session, connection)) is not None:
+        if (theirs := self._theirs(**within)) is not None:
             job_ids = theirs.ids(biz, biz_type)
             return theirs.cancel(job_ids, lambda outcomes: outcomes)
         job_ids = self.store.ids_of(biz, biz_type)
@@ -422,8 +404,7 @@ class TimeoutCenter(Parts, Registry[int]):
         action_time: datetime | None = ...,
         delay: Duration | None = ...,
         expires_at: datetime | None = ...,
-        session: AnySession | None = ...,
-        connection: AnyConnection | None = ...,
+        **within: Unpack[Within],
     ) -> Change[RescheduleOutcome]: ...
     @_call
     def reschedule(
@@ -433,8 +414,7 @@ class TimeoutCenter(Parts, Registry[int]):
         action_time: datetime | None = None,
         delay: Duration | None = None,
         expires_at: datetime | None = None,
-        session: AnySession | None = None,
-        connection: AnyConnection | None = None,
+        **within: Unpack[Within],
     ) -> RescheduleOutcome | Change[RescheduleOutcome]:
         """Give a pending task another deadline, as to ``submit``, and all its tries. Raises what that does.
 
@@ -444,7 +424,7 @@ class TimeoutCenter(Parts, Registry[int]):
         """
         job_id = check_job_id(job_id)
         self._check_places()
-        theirs = self._theirs(session, connection)
+        theirs = self._theirs(**within)
         row = self.store.get(job_id)
         if row is None and theirs is None:
             return RescheduleOutcome.UNKNOWN
@@ -484,7 +464,9 @@ class TimeoutCenter(Parts, Registry[int]):
 
     # --- inside
 
-    def _theirs(self, session: AnySession | None, connection: AnyConnection | None) -> CallersWork | None:
+    def _theirs(
+        self, session: AnySession | None = None, connection: AnyConnection | None = None
+    ) -> CallersWork | None:
         """Return what works in the caller's transaction, if one was given."""
         if session is None and connection is None:
             return None

@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import datetime
 from functools import update_wrapper
 from typing import (
-    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -39,11 +38,7 @@ from toc.model.raised import Misfit
 from toc.model.task import Dead, NewTask, Retry, Task
 from toc.model.topic import check_topic_name
 from toc.sdk.hooks import Hooks, Middleware, OnCall, OnDead, OnLate, checked
-
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
-    from sqlalchemy.orm import Session
+from toc.sdk.parts import Within
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -70,11 +65,8 @@ class TaskOptions(TypedDict, total=False):
     past: str
 
 
-class SubmitOptions(TaskOptions, total=False):
+class SubmitOptions(TaskOptions, Within, total=False):
     """What ``submit`` of a handler passes on to that of its center."""
-
-    session: Session | AsyncSession | None
-    connection: Connection | AsyncConnection | None
 
 
 class Handled(Generic[T, P, R, S_co]):

@@ -12,6 +12,8 @@ from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
+from typing_extensions import TypedDict
+
 from toc.index.no_index import NoIndex
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
@@ -33,6 +35,13 @@ if TYPE_CHECKING:
 
     AnySession = Session | AsyncSession
     AnyConnection = Connection | AsyncConnection
+
+
+class Within(TypedDict, total=False):
+    """The caller's transaction in which a call works, given by one of these."""
+
+    session: AnySession | None
+    connection: AnyConnection | None
 
 
 class StandIn(NamedTuple):
