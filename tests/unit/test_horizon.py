@@ -124,6 +124,14 @@ def test_if_nothing_fits_the_horizon_is_the_shortest() -> None:
     choice = chosen(node(20_000, 10_000, 10), standing=10, present=DAY)
     assert choice is not None
     assert (choice.seconds, choice.remove) == (LEAST, True)
+    tiny = Budget(60).on(1)
+    assert choose([Node("r1", 2, tiny, 0)], [], NOW, present=LEAST, most=DAY, standing=_not_asked) == Choice(
+        LEAST, "r1 uses 200 % of its budget", remove=True
+    )
+
+
+def _not_asked(seconds: int) -> float:
+    raise AssertionError(f"nothing could be shorter: {seconds} s")
 
 
 @pytest.mark.parametrize("length", [MINUTE, FAR.length])

@@ -93,7 +93,8 @@ class HorizonKeeper:
             identity.set_horizon(Horizon(seconds, choice.why, now))
         if choice.remove:
             removed = self._queues.trim(slots, now + choice.seconds * 1000)
-        log.info("horizon_changed", seconds=choice.seconds, why=choice.why, removed=removed)
+        if removed or seconds != before.seconds:
+            log.info("horizon_changed", seconds=choice.seconds, why=choice.why, removed=removed)
         return choice
 
     def _nodes(self, slots: Iterable[Slot]) -> list[Node]:

@@ -59,7 +59,7 @@ class Budget(NamedTuple):
     def on(self, maxmemory: int) -> int:
         """Return the bytes on a node with this maxmemory (0: it has none): at most all that it has."""
         most = maxmemory or NO_BOUND
-        return min(most, self.bytes or most) * self.percent // 100
+        return max(1, min(most, self.bytes or most) * self.percent // 100)
 
 
 class Node(NamedTuple):
@@ -160,7 +160,8 @@ def choose(
     fullest = max(nodes, key=lambda node: node.used / node.budget)
     what = f"{fullest.name} uses {100 * fullest.used / fullest.budget:.0f} % of its budget"
     if fullest.used > fullest.budget:
-        return Choice(min(reach(standing, room(nodes, AIM), most), present), what, remove=True)
+        fitting = reach(standing, room(nodes, AIM), most) if present > LEAST else present
+        return Choice(min(fitting, present), what, remove=True)
     if due(present) > room(nodes) and present > LEAST:
         what = f"what is due within {present} s does not fit; {what}"
         return Choice(min(reach(due, room(nodes), most), present), what)

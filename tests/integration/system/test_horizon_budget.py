@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from harness import forks
 from harness.rows import insert_many
 from harness.system import System
@@ -272,6 +273,9 @@ def test_operators_see_what_the_horizon_is_and_why(
     choice = kept.look()
     assert choice is not None
     assert choice.seconds == LEAST
+    with structlog.testing.capture_logs() as logs:
+        kept.look()
+    assert logs == [], "nothing has changed"
     assert [level for level, _ in told()] == ["warn"]
 
 
