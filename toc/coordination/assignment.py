@@ -8,8 +8,8 @@ Guarantees, in order of priority:
    slot.
 3. Balanced: moving a slot from one member to another never makes the loads per weight more equal. With
    members that are alike this means: within one of each other.
-4. Sticky: as few slots move as 1 to 3 allow. When members come or go, slots move only to members that came or
-   from members that went.
+4. Sticky: as few slots move as 1 to 3 allow. When members come or go that are of one kind with the others,
+   slots move only to members that came or from members that went.
 5. A ``rebalance`` spreads each topic as well: among members that are alike, the numbers of its slots differ
    by at most one. Only this moves slots that 4 would keep.
 6. Near: where 1 to 5 leave the choice, a member gets slots whose tasks are on one database server, so that it

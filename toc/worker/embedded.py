@@ -41,6 +41,8 @@ AGAIN_SECONDS = 1.0
 LATE_SECONDS = 10.0
 """How long after the shutdown deadline ``stop`` waits."""
 COMPLAIN_SECONDS = 60.0
+MAX_THREADS = 1024
+"""As many as TOC_THREADS can be."""
 HANDLERS = f"{PREFIX}handler-", f"{PREFIX}{NAME}"
 """How the names of threads that run handlers begin."""
 
@@ -167,6 +169,8 @@ class EmbeddedWorker:
     """
 
     def __init__(self, center: TimeoutCenter, *, threads: int | None = None) -> None:
+        if threads is not None and not 1 <= threads <= MAX_THREADS:
+            raise InvalidInput(f"a worker has 1 to {MAX_THREADS} threads, not {threads}", "threads")
         self._of = center
         self._threads = threads
         self._thread: threading.Thread | None = None

@@ -232,6 +232,9 @@ def test_a_handler_that_would_wait_for_itself_is_told_so(shop: Shop) -> None:
 
 def test_what_cannot_be_is_refused(shop: Shop, system: System) -> None:
     with shop.center.worker() as worker:
+        for threads in (0, -1, 1025):
+            with pytest.raises(InvalidInput, match="1 to 1024 threads"):
+                shop.center.worker(threads=threads)
         with pytest.raises(InvalidInput, match="has a worker already"):
             shop.center.worker().start()
         read, write = os.pipe()
