@@ -16,7 +16,7 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import STEP
 from toc.store.servers.shards import Trouble
 from toc.store.store import Store
-from toc.worker.entry import NO_LEASE, Entry
+from toc.worker.entry import NO_FENCE, NO_LEASE, Entry
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
@@ -65,6 +65,7 @@ class EntryMover:
         going = self._tools.inflight.depart(move.entry for move in moves)
         try:
             departed = set(going)
+            self._bury_unprepared(move for move in moves if move.entry.fence == NO_FENCE)
             return self._send([move for move in moves if move.entry in departed])
         finally:
             self._tools.inflight.arrived(going)
@@ -88,6 +89,16 @@ class EntryMover:
             *_unsent(queues.rollback, back, lambda move: (move.entry.job_id, move.entry.fence, move.score)),
             *_unsent(queues.bury, bury, lambda move: (move.entry.job_id, move.entry.fence, now)),
         ]
+
+    def _bury_unprepared(self, moves: Iterable[Move]) -> None:
+        """Bury the dead of those that ran without an entry: alone, or by their rows. What does not answer is
+        left to the sweep."""
+        dead: defaultdict[Slot, list[tuple[int, int]]] = defaultdict(list)
+        for move in moves:
+            if move.to is Place.DEAD_QUEUE:
+                dead[move.entry.slot].append((move.entry.job_id, self._tools.clock.now_ms()))
+        if dead:
+            self._tools.queues.restore_dead(dead)
 
     def _release(self, entries: list[Entry]) -> None:
         """Give up the leases of entries that go back. Where that fails, the LeaseKeeper tries again."""
