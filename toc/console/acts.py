@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
@@ -188,12 +188,28 @@ def offered(found: Page, view: View, content: Content) -> list[tuple[Act, dict[s
             continue
         if act.at == _JOB and not view.may(BulkKind(record["kind"]).right, topic):
             continue
-        if view.may(act.http.access, topic):
-            there = {**view.query, **view.path}
-            there |= {name: there[of] for name, of in act.given.items()}
-            asked = [one.name for one in act.fields(there, {})]
-            offers.append((act, {name: value for name, value in there.items() if name in asked}))
+        there = {**view.query, **view.path}
+        there |= {name: there[of] for name, of in act.given.items()}
+        asked = [one.name for one in act.fields(there, {})]
+        values = {name: value for name, value in there.items() if name in asked}
+        if "biz_id" in asked and values.get("biz_id") and not topic:
+            # Those of one order are on several topics, and a call is about one.
+            offers += [
+                (replace(act, title=f"{act.title}: {one}"), {**values, "topic": one})
+                for one in _topics(act, content)
+                if view.may(act.http.access, one)
+            ]
+        elif view.may(act.http.access, topic):
+            offers.append((act, values))
     return offers
+
+
+def _topics(act: Act, content: Content) -> list[str]:
+    """Return the topics of the tasks on a page that an action may change, as they stand there."""
+    key, fit = act.when or ("", ())
+    tables = [one for one in content.blocks if isinstance(one, Table)]
+    tasks = [task for one in tables for task in one.records if not key or task[key] in fit]
+    return list(dict.fromkeys(task["topic"] for task in tasks))
 
 
 def generic(record: Mapping[str, Any]) -> list[Facts | Table]:

@@ -87,6 +87,8 @@ _DURATIONS = {
     "horizon_in_force", "retention", "expires_in", "every", "window", "jitter", "timeout", "worst_seconds",
     "lateness_p50", "lateness_p99",
 }  # fmt: skip
+_ZERO = {"expires_in": "never", "concurrency": "no limit", "resume_rate": "no limit", "tries": "as the topic"}
+"""What 0 means where it is no amount."""
 _NAME = re.compile(r"\{(\w+)\}")
 _INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}(Z|[+-]\d\d:\d\d)")
 _LINKS = {
@@ -104,6 +106,8 @@ def shown(value: Any, key: str = "") -> Cell:
         return Cell("yes", level="warn") if value else Cell("no", level="quiet")
     if key in _IDS:
         return Cell(harmless(value), "id" if str(value).isdecimal() else "")
+    if value == 0 and key in _ZERO:
+        return Cell(_ZERO[key])
     if isinstance(value, int | float):
         return Cell(span(value), "number") if key in _DURATIONS else number(value)
     if isinstance(value, list):

@@ -253,11 +253,13 @@ def fields_of(name: str, values: Mapping[str, str], *, leave_out: tuple[str, ...
     for key, info in model.model_fields.items():
         if key not in leave_out and model is not NoFields:
             choices = _choices(info.annotation)
+            hint = _hint(info)
+            if get_origin(info.annotation) is list:
+                hint = hint.replace("May be repeated.", "Several with commas between.")
+                hint, choices = f"{hint} Of: {', '.join(choices)}." if choices else hint, []
             kind = "select" if choices else "checkbox" if bool in _types(info.annotation) else "text"
             label = key.replace("_", " ")
-            found.append(
-                Field(key, label, kind, values.get(key, ""), _hint(info), choices, info.is_required())
-            )
+            found.append(Field(key, label, kind, values.get(key, ""), hint, choices, info.is_required()))
     return found
 
 

@@ -511,7 +511,7 @@ def _late_line(topic: Topic, overdue: Sequence[int], waits: int, more: str) -> L
     """Tell by how many ms tasks are overdue; ``waits`` of them wait in workers for a handler."""
     first_ms = max(overdue)
     what = f"{more}{len(overdue)} tasks are overdue, the first by {first_ms / 1000:.0f} s"
-    do = f"toc slots --topic {topic.name}: does every slot have an owner?"
+    do = f"toc slots --topic {topic.name}: does every slot have an owner? If so, toc late says why"
     if topic.delivery is Delivery.PULL:
         do = "only consumers take them: do they pull this topic, and fast enough?"
     if waits:

@@ -398,3 +398,31 @@ def test_a_gateway_without_the_packages_says_what_to_install(shared: Gateway, tm
         answer = gateway.call("GET", "/console", token=None)
         assert answer.status == 501
         assert answer.body["detail"] == "the console needs jinja2: pip install 'timeout-center[console]'"
+
+
+def test_digits_that_no_number_has_are_offered_as_a_text(shared: Gateway) -> None:
+    job_id = shared.system.center.submit("test.sync", biz_id="480021", delay=3600)
+    browser = Browser(shared, "read")
+    page = browser.get("/tasks?biz_id=480021&status=pending")
+    assert str(job_id) not in page.text
+    (link,) = [one for one in page.links() if "text=true" in one]
+    assert str(job_id) in browser.get(link.removeprefix("/console")).text
+    task = browser.get(f"/tasks/{job_id}")
+    assert "/console/tasks?biz_id=480021&text=true" in task.links()
+    number = shared.submit("test.sync", biz_id=480022).body["job_id"]
+    assert "/console/tasks?biz_id=480022" in browser.get(f"/tasks/{number}").links()
+    assert "as a number" not in browser.get("/tasks?biz_id=480022").text
+    assert "as a number" not in browser.get("/tasks?biz_id=48002x").text
+
+
+def test_a_schedule_shows_its_times_of_any_day(shared: Gateway, filled: dict[str, str]) -> None:
+    page = Browser(shared).get(f"/{filled['schedules/{name}']}?after=2031-03-29T12:00:00Z&count=2")
+    assert "2031-03-30 03:00:00.000+02:00" in page.text, "as its clock skips 02:30"
+    assert "2031-03-31 02:30:00.000+02:00" in page.text
+    assert "2031-04-01" not in page.text
+    assert 'value="2031-03-29T12:00:00Z"' in page.html
+
+
+def test_nought_is_said_in_words_where_it_is_no_amount(shared: Gateway) -> None:
+    page = Browser(shared).get("/topics/test.sync").text
+    assert "Expires in\nnever\nConcurrency\nno limit" in page

@@ -214,6 +214,29 @@ def test_all_that_match_are_cancelled_once_the_topic_is_typed(shared: Gateway) -
     assert (job.by, offers(page)) == ("shop", set())
 
 
+def test_those_of_one_order_are_acted_on_topic_by_topic(shared: Gateway) -> None:
+    center = shared.system.center
+    for topic in ("test.sync", "test.sync", "test.batch"):
+        center.submit(topic, biz_id=4712, delay=3600)
+    center.cancel(center.submit("test.async", biz_id=4712, delay=3600))
+    page = Browser(shared, "operate").get("/tasks?biz_id=4712")
+    assert {one for one in page.links() if "cancel-all" in one} == {
+        "/console/do/cancel-all?biz_id=4712&topic=test.sync",
+        "/console/do/cancel-all?biz_id=4712&topic=test.batch",
+    }
+    assert "Cancel all that match: test.batch" in page.text
+    assert offers(Browser(shared, "operate").get("/tasks?biz_id=nobody")) == set()
+    only = Browser(shared, "sync-only").get("/tasks?biz_id=4712")
+    assert "test.batch" not in only.text
+
+
+def test_no_host_is_chosen_for_whoever_drains_one(shared: Gateway) -> None:
+    browser = Browser(shared, "operate")
+    form = browser.get("/do/drain")
+    assert re.search(r'<select id="f-host"[^>]*required[^>]*>\s*<option value="">', form.html)
+    assert press(browser, form).status == 422
+
+
 def test_dead_tasks_are_purged_and_the_job_is_stopped_and_resumed(shared: Gateway) -> None:
     center, browser = shared.system.center, Browser(shared, "operate")
     job_ids = center.submit_many([NewTask(OTHER, n, delay=60) for n in range(40)])
@@ -258,10 +281,12 @@ def test_a_schedule_is_paused_run_and_resumed(shared: Gateway) -> None:
 def test_a_token_is_shown_once_and_revoked(shared: Gateway) -> None:
     browser = Browser(shared)
     form = browser.get("/do/create-token")
+    assert '<input type="text" id="f-roles"' in form.html, "it takes several"
     wrong = press(browser, form, name="of-console", roles="read", topics="*", rate="fast")
     assert (wrong.status, "f-rate-error" in wrong.html) == (422, True)
-    made = press(browser, form, name="of-console", roles="read", topics="shop.*, test.*", expires="1h")
+    made = press(browser, form, name="of-console", roles="read, values", topics="shop.*, a.*", expires="1h")
     (secret,) = re.findall(r"toc_[\w-]+", made.text)
+    assert "read, values" in made.text
     assert made.headers["cache-control"] == "no-store"
     assert until(lambda: shared.call("GET", "/v1/topics", token=secret).status == 200)
     assert "of-console" in browser.get("/tokens").text

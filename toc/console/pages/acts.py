@@ -145,7 +145,7 @@ async def _foreseen(view: View, act: Act, form: Mapping[str, str]) -> tuple[Any,
         now = await view.ask(act.before, **where)
         answer: Any = {
             "changes": [
-                {"value": title_of(key), "now": shown(now[key]).text, "then": shown(value).text}
+                {"value": title_of(key), "now": shown(now[key], key).text, "then": shown(value, key).text}
                 for key, value in body.items()
                 if now.get(key) != value
             ]

@@ -49,7 +49,8 @@ async def workers(view: View) -> Content:
         each = slots.value["slots"]
         moving = [one for one in each if one["owner"] is None or one["owner"] != one["assigned"]]
         empty = "Every slot is where it belongs."
-        blocks.append(Table("Slots that move", columns=SLOTS[:6], records=moving, empty=empty))
+        title = "Slots that have no owner or move"
+        blocks.append(Table(title, columns=SLOTS[:6], records=moving, empty=empty))
         blocks.append(by_host(each))
     if asked.value is not None:
         blocks.append(Table("Drains, weights and pins", columns=INTENTS, records=asked.value["intents"]))

@@ -15,7 +15,7 @@ HEALTH_SECONDS = 30.0
 """A younger examination is good enough: it asks every server several times."""
 PLACES = {
     "topics": "/console/topics/{of}",
-    "tasks": "/console/tasks?topic={of}",
+    "tasks": "/console/topics/{of}",
     "targets": "/console/targets/{of}",
     "schedules": "/console/schedules/{of}",
 }

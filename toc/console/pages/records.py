@@ -12,11 +12,12 @@ SCHEDULES = columns(
     name="/console/schedules/{name}",
 )
 SCHEDULE = columns(
-    "topic, cron, zone, every, anchor: Begins, paused, next_time: Next, dst: When the clock changes, "
+    "topic, cron, zone, every, anchor: Begins, paused, next_time: Next, dst: A time that the clock skips, "
     "missed_policy: After a stop, window: Longest stop that is made up for, "
     "overlap: If the one before runs, jitter, fired, skipped, missed, missed_at: Last missed, "
     "buffered: Waits for the one before, last_job_id: Last task, stuck, created, modified: Changed"
 )
+SKIPPED = {"cron": "runs right after", "skip": "does not run"}
 FIRES = columns("nominal: By its clock, due: In UTC")
 TARGETS = columns(
     "name: Target, url: URL, paused, concurrency, rate, timeout", name="/console/targets/{name}"
@@ -45,12 +46,14 @@ async def schedule(view: View) -> Content:
     """One schedule and its next times."""
     name = view.path["name"]
     one = await view.ask("GET /v1/schedules/{name}", name=name)
-    fires = (await view.ask("GET /v1/schedules/{name}:preview", name=name))["fires"]
+    call = "GET /v1/schedules/{name}:preview"
+    fires = (await view.ask(call, view.query, name=name))["fires"]
     about = "Also over the days when the clock of its zone changes: its offset is shown."
     blocks = [
-        Facts(columns=SCHEDULE, record=one),
+        Facts(columns=SCHEDULE, record={**one, "dst": SKIPPED[one["dst"]]}),
         *carried(one, view),
         Table("Its next times", about, columns=FIRES, records=fires),
+        Form(fields=fields_of(call, view.query), submit="Show"),
     ]
     return Content(f"Schedule {one['name']}", blocks, view.now_ms)
 

@@ -7,10 +7,24 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from toc.console.shown import Block, Content, Facts, Field, Form, Lines, Note, Table, columns, following, path
+from toc.console.shown import (
+    Block,
+    Content,
+    Facts,
+    Field,
+    Form,
+    Lines,
+    Note,
+    Table,
+    columns,
+    following,
+    harmless,
+    path,
+)
 from toc.console.view import CLUSTER_SECONDS, Redirect, View, fields_of, page
 from toc.gateway.calls import Answer
 from toc.model.access import Action
+from toc.model.wire import MAX_EXACT
 
 ON_PAGE = "50"
 COLUMNS = columns(
@@ -20,8 +34,7 @@ COLUMNS = columns(
 TASK = columns(
     "topic, biz_id, status, action_time: Due, next_time: Next try, ended, failed_tries, "
     "tries: Tries of its own, crashes, version, dedup_key, expires_at: Expires, expired, "
-    "body_length: Bytes of its body, created: Stored, modified: Changed",
-    biz_id="/console/tasks?biz_id={biz_id}",
+    "body_length: Bytes of its body, created: Stored, modified: Changed"
 )
 LIFE = columns("at: When, what, status: HTTP status, seconds: Took, error: Error or answer")
 SHARES = columns("cause, seconds: For, since, evidence")
@@ -49,7 +62,12 @@ async def tasks(view: View) -> Content | Redirect:
     records = await view.ask("GET /v1/tasks", {"limit": ON_PAGE, **query})
     form, table = found("", "GET /v1/tasks", records, view)
     by_id = Form(fields=[Field("job_id", "job_id", value=job_id, required=True)], submit="Open")
-    return Content("Tasks", [by_id, form, table], view.now_ms)
+    blocks = [by_id, form, table]
+    biz_id = query.get("biz_id", "")
+    if not records["tasks"] and biz_id.isdecimal() and query.get("text") != "true":
+        said = f"{harmless(biz_id)} was looked for as a number. Look for it as a text."
+        blocks.append(Note(text=said, href=following(view.url, query, text="true", next=None)))
+    return Content("Tasks", blocks, view.now_ms)
 
 
 @page("running", Action.READ_CLUSTER, menu="Running", live=True)
@@ -58,7 +76,8 @@ async def running(view: View) -> Content:
     part = await view.part("Running tasks", "GET /v1/running", {"limit": "1000"}, fresh=CLUSTER_SECONDS)
     blocks = list(part.notes)
     if part.value is not None:
-        table = Table(columns=RUNNING, records=part.value["tasks"], empty="No task runs in a worker.")
+        about = "With those that their worker has taken and not started yet."
+        table = Table("", about, RUNNING, part.value["tasks"], empty="No task runs in a worker.")
         blocks.append(table)
     return Content("Running now", blocks, part.at)
 
@@ -73,7 +92,10 @@ async def task(view: View) -> Content:
     if late := one.get("late"):
         blocks.append(Note(text=late["sentence"], level="warn"))
         blocks.append(Table("Why it was late", late["remedy"], SHARES, late["shares"]))
-    blocks.append(Facts(columns=TASK, record=one))
+    biz_id = one["biz_id"]
+    text = "true" if isinstance(biz_id, str) and biz_id.isdecimal() and int(biz_id) <= MAX_EXACT else ""
+    same = following("/console/tasks", {}, biz_id=biz_id, text=text)
+    blocks.append(Facts(columns=TASK, record={**one, "biz_id": (biz_id, same)}))
     blocks.append(Table("Its life", columns=LIFE, records=life(one, tries)))
     blocks += carried(one, view)
     if one["last_error"]:

@@ -48,6 +48,7 @@ async def topic(view: View) -> Content:
     for right, title, where in (
         (Action.FIND_TASKS, "Its pending tasks", "/console/tasks?topic={name}"),
         (Action.READ_DEAD, "Its dead tasks", "/console/dead?topic={name}"),
+        (Action.FIND_TASKS, "Why its tasks were late", "/console/late?topic={name}"),
     ):
         if view.may(right, name):
             blocks.append(Note(text=title, href=path(where, found)))
