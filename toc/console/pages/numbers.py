@@ -99,7 +99,7 @@ async def late(view: View) -> Content:
     blocks += part.notes
     if part.value is not None:
         more = "There are earlier ones, which are not counted." if part.value["more"] else ""
-        blocks.append(Table("Why", more, CAUSES, part.value["causes"], empty="No task was late."))
+        blocks.append(Table("Why", more, CAUSES, part.value["causes"], empty="No task has started late."))
         blocks.append(Table("When", "", EPISODES, part.value["episodes"][:MOST]))
     return Content("Late tasks", blocks, part.at)
 

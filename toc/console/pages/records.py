@@ -52,8 +52,8 @@ async def schedule(view: View) -> Content:
     blocks = [
         Facts(columns=SCHEDULE, record={**one, "dst": SKIPPED[one["dst"]]}),
         *carried(one, view),
-        Table("Its next times", about, columns=FIRES, records=fires),
-        Form(fields=fields_of(call, view.query), submit="Show"),
+        Form("Its next times", about, fields_of(call, view.query), submit="Show"),
+        Table(columns=FIRES, records=fires),
     ]
     return Content(f"Schedule {one['name']}", blocks, view.now_ms)
 
