@@ -175,8 +175,38 @@ def fill(directory: Path, count: int) -> Rows:
             raise RuntimeError("a part was not filled")
         if behind := [str(status) for status in migrator.check() if status.behind]:
             raise RuntimeError(f"the schema is not the project's: {behind}")
+        (directory / "tables.json").write_text(json.dumps(tables(server.url)))
     (directory / "filled.json").write_text(json.dumps(asdict(rows)))
     return rows
+
+
+def tables(url: str) -> dict[str, str]:
+    """Return how each table of all databases is made, by name."""
+    with connect(url) as connection, connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT CONCAT(table_schema, '.', table_name) FROM information_schema.tables "
+            "WHERE table_schema LIKE 'toc\\_%'"
+        )
+        found = {}
+        for (name,) in cursor.fetchall():
+            cursor.execute(f"SHOW CREATE TABLE {name}")
+            found[name] = re.sub(r" AUTO_INCREMENT=\d+", "", str(cursor.fetchone()[1]))
+        return found
+
+
+def renew(url: str, fresh: Path) -> None:
+    """Make the tables of a kept database as those of a fresh one are, which lie beside the rows: until the
+    first release the schema is edited in place. Raises RuntimeError if those of the rows differ."""
+    wanted, kept = json.loads((fresh / "tables.json").read_text()), tables(url)
+    differ = [name for name, made in wanted.items() if kept.get(name) != made]
+    if rows := [name for name in differ if ".timeout_task_" in name]:
+        raise RuntimeError(f"the rows are of another schema, such as in {rows[0]}: fill another directory")
+    with connect(url) as connection, connection.cursor() as cursor:
+        for name in differ:
+            warn(f"made anew: {name}")
+            cursor.execute(f"DROP TABLE IF EXISTS {name}")
+            cursor.execute(f"USE {name.partition('.')[0]}")
+            cursor.execute(wanted[name])
 
 
 def _fill(directory: Path, rows: Rows, url: str, part: int) -> None:

@@ -36,7 +36,7 @@ from typing import Any
 
 from benchmarks import processes, stats
 from benchmarks.catalog import ENTRIES
-from benchmarks.filled import DATABASES, TABLES, TOPICS, Rows, connect, database, fill, filled
+from benchmarks.filled import DATABASES, TABLES, TOPICS, Rows, connect, database, fill, filled, renew
 from benchmarks.peer import NS
 from benchmarks.scale import idle, settle
 from benchmarks.system import System, warn
@@ -130,13 +130,15 @@ class Measured:
 
 
 @contextmanager
-def measured(directory: Path, pool: str) -> Iterator[Measured]:
-    """Run the servers of a filled directory, until what was in memory before is there again."""
+def measured(directory: Path, fresh: Path, pool: str) -> Iterator[Measured]:
+    """Run the servers of a filled directory, from when what was in memory before is there again."""
     rows = filled(directory)
     assert rows is not None
     entry = next(each for each in ENTRIES if each.name == "toc")
     entry = replace(entry, environment={**entry.environment, "BENCH_TOPICS": str(TOPICS)})
-    with System(entry, database(directory, pool)) as system:
+    server = database(directory, pool).start()
+    renew(server.url, fresh)
+    with System(entry, server) as system:
         one = Measured(rows, system)
         status = "SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_load_status'"
         until = time.monotonic() + 120
@@ -356,14 +358,14 @@ def measure(directory: Path, what: list[str], turns: int, seconds: int, pool: st
     beside = directory / "few"
     shutil.rmtree(beside, ignore_errors=True)
     fill(beside, FEW)
-    with measured(directory, pool) as many:
+    with measured(directory, beside, pool) as many:
         done("size", sizes(many, directory))
         done("refill", many.refill)
-        with measured(beside, pool) as few:
+        with measured(beside, beside, pool) as few:
             both = {"few": few, "many": many}
             if "lateness" in what:
                 done("lateness", in_turn(few, many, turns, seconds))
-            for name, act in (("burst", burst), ("rest", _rest)):
+            for name, act in (("burst", burst), ("rest", lambda one: idle(one.system))):
                 if name in what:
                     results = {}
                     for which, one in both.items():
@@ -381,10 +383,6 @@ def measure(directory: Path, what: list[str], turns: int, seconds: int, pool: st
             done("old", old(many, seconds))
     shutil.rmtree(beside)
     return found | {"seconds": time.monotonic() - began, "load_at_the_end": os.getloadavg()}
-
-
-def _rest(one: Measured) -> dict[str, Any]:
-    return idle(one.system)
 
 
 def main() -> None:
