@@ -226,6 +226,10 @@ def test_those_of_one_order_are_acted_on_topic_by_topic(shared: Gateway) -> None
     }
     assert "Cancel all that match: test.batch" in page.text
     assert offers(Browser(shared, "operate").get("/tasks?biz_id=nobody")) == set()
+    operator = Browser(shared, "operate")
+    shown = press(operator, operator.get("/do/cancel-all?biz_id=4712&topic=test.sync"))
+    job = follow(operator, press(operator, shown, confirm="test.sync"))
+    assert "/console/tasks?biz_id=4712" in job.links()
     only = Browser(shared, "sync-only").get("/tasks?biz_id=4712")
     assert "test.batch" not in only.text
 

@@ -13,6 +13,7 @@ from hashlib import sha256
 from typing import Any
 
 from toc.console.acts import BY_ACT, Act, generic
+from toc.console.pages.tasks import of_biz_id
 from toc.console.shown import (
     Block,
     Content,
@@ -234,7 +235,10 @@ async def job(view: View) -> Content:
         blocks.append(Note(text=one["error"], level="bad"))
     elif said := _SAID.get(one["state"]):
         blocks.append(Note(text=said))
-    blocks.append(Facts(columns=JOB, record=one))
+    chosen = one["selected"]
+    if "biz_id" in chosen:  # which may have tasks of other topics
+        chosen = chosen, of_biz_id(chosen["biz_id"])
+    blocks.append(Facts(columns=JOB, record={**one, "selected": chosen}))
     counts = [{"outcome": key, "means": _OUTCOMES[key][0], "tasks": n} for key, n in one["counts"].items()]
     blocks.append(Table("Outcomes", columns=COUNTS, records=counts, empty="None yet."))
     odd = [key for key in one["counts"] if _OUTCOMES[key][1] != "good"]

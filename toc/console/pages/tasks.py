@@ -92,10 +92,7 @@ async def task(view: View) -> Content:
     if late := one.get("late"):
         blocks.append(Note(text=late["sentence"], level="warn"))
         blocks.append(Table("Why it was late", late["remedy"], SHARES, late["shares"]))
-    biz_id = one["biz_id"]
-    text = "true" if isinstance(biz_id, str) and biz_id.isdecimal() and int(biz_id) <= MAX_EXACT else ""
-    same = following("/console/tasks", {}, biz_id=biz_id, text=text)
-    blocks.append(Facts(columns=TASK, record={**one, "biz_id": (biz_id, same)}))
+    blocks.append(Facts(columns=TASK, record={**one, "biz_id": (one["biz_id"], of_biz_id(one["biz_id"]))}))
     blocks.append(Table("Its life", columns=LIFE, records=life(one, tries)))
     blocks += carried(one, view)
     if one["last_error"]:
@@ -106,6 +103,12 @@ async def task(view: View) -> Content:
         if each.get("stack")
     ]
     return Content(f"Task {job_id}", [*blocks, *stacks[::-1]], view.now_ms)
+
+
+def of_biz_id(biz_id: int | str) -> str:
+    """Return where all tasks of a biz_id are."""
+    text = isinstance(biz_id, str) and biz_id.isdecimal() and int(biz_id) <= MAX_EXACT
+    return following("/console/tasks", {}, biz_id=biz_id, text="true" if text else None)
 
 
 @page("tasks/{job_id}/body", Action.GET_BODY)
