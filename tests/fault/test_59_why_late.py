@@ -144,7 +144,7 @@ def redis(scene: Scene) -> tuple[System, list[int]]:
         pulls = Pulls(system.center, system.center.store.identity.lease_secret())
         await pulls.pull([PULLED])  # its threads run
         for _ in range(6):
-            more = submit(system, TASKS, PULLED, ahead=2.0, spread=0.1)
+            more = submit(system, TASKS, PULLED, ahead=2.0, spread=0.0)
             waiting = [asyncio.create_task(pulls.pull([PULLED], most=TASKS, wait=20)) for _ in range(4)]
             await asyncio.sleep(1.8)
             gate.stall()
