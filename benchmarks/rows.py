@@ -311,12 +311,17 @@ def old(one: Measured, seconds: int) -> dict[str, Any]:
     for number in numbers:
         tables[(one.rows.job_id(number) >> 12) % TABLES].append(number)
     for table, some in tables.items():
+        ids = ",".join(str(one.rows.job_id(n)) for n in some)
         cases = " ".join(f"WHEN {one.rows.job_id(n)} THEN {due[n] // 1000}" for n in some)
+        pending = f"status={PENDING} AND job_id IN ({ids})"
+        there = {job_id for (job_id,) in one.ask(f"SELECT job_id FROM {NAMES[table]} WHERE {pending}")}
         one.ask(
             f"UPDATE {NAMES[table]} SET action_time={_instant(f'CASE job_id {cases} END')},"
-            "next_time=action_time WHERE job_id IN "
-            f"({','.join(str(one.rows.job_id(n)) for n in some)})"
+            f"next_time=action_time WHERE {pending}"
         )
+        for n in some:
+            if one.rows.job_id(n) not in there:  # a former measurement has run it
+                del due[n]
     with TimeoutCenter(one.settings) as center:
         admin.refill(center)
     one.servers.restart_database()
