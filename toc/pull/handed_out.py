@@ -1,4 +1,4 @@
-"""A task as a consumer gets it, and for how long."""
+"""A task on its way to a consumer: what is to be handed out, and what the consumer gets."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from typing import NamedTuple
 
 from toc.model.pull import PullLease, PullRow
 from toc.model.task import Task
+from toc.model.topic import Slot, Topic
 
 TtrOf = Callable[[PullRow], int]
 """Tells for how long (ms) a task is handed out."""
+NO_FENCE = -1.0
+"""The fence of a due row that was found without Redis."""
+
+
+class Candidate(NamedTuple):
+    """An entry that this process has prepared, or a due row (``fence`` NO_FENCE). ``taken``: ms by Redis."""
+
+    job_id: int
+    slot: Slot
+    fence: float
+    topic: Topic
+    taken: int
 
 
 class HandedOut(NamedTuple):

@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from toc.failpoint import failpoint
-from toc.index.queues import Queues
 from toc.model.body import Body, Content
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
 from toc.model.errors import BodyGone, UnreadableTask
 from toc.model.lateness import LATE_MS, Cause, LateStart, Span, clock_time
 from toc.model.pull import NONCE_BYTES, PullLease, PullRow
@@ -25,25 +22,15 @@ from toc.model.scores import unread_score
 from toc.model.sharding import created_ms
 from toc.model.task import TaskStatus
 from toc.model.topic import Slot
-from toc.model.verdict import (
-    Nack,
-    Place,
-    PullEnd,
-    Unpulled,
-    after_lapse,
-    belongs,
-    is_last,
-    unpulled,
-)
+from toc.model.verdict import Nack, Place, PullEnd, Unpulled, after_lapse, belongs, is_last, unpulled
 from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
 from toc.observe.metrics import HANDED_OUT, ORPHANS, TRIES
-from toc.pull.candidate import NO_FENCE, Candidate
-from toc.pull.handed_out import HandedOut
+from toc.pull.handed_out import NO_FENCE, Candidate, HandedOut
 from toc.pull.mover import EndedLease, Mover, Moves
 from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
+from toc.sdk.client import TimeoutCenter
 from toc.store.servers.shards import Answers
-from toc.store.store import Store
 from toc.store.tasks.pulls import HandOut
 
 log = get_logger(__name__)
@@ -66,87 +53,76 @@ class HandOuts:
 
     def __init__(
         self,
-        store: Store,
-        queues: Queues,
-        catalog: TopicCatalog,
-        mover: Mover,
-        clock: Clock,
+        center: TimeoutCenter,
         waiting: WaitingPulls,
+        mover: Mover,
+        holdups: Holdups,
         lease_secret: bytes,
         woken: Callable[[], None],
-        holdups: Holdups,
     ) -> None:
-        self._store = store
-        self._queues = queues
-        self._catalog = catalog
-        self._mover = mover
-        self._clock = clock
+        self._store, self._queues = center.store, center.queues
+        self._catalog, self._clock = center.catalog, center.clock
         self._waiting = waiting
+        self._mover = mover
+        self._holdups = holdups
         self._secret = lease_secret
         self._woken = woken
         """Called when pulls that were given entries in vain wait again."""
-        self._holdups = holdups
 
     def run(self, batch: Sequence[Assigned]) -> None:
         """Hand out tasks of one server."""
+        settled = Counter(pull for _, pull in batch)
+        handed: dict[WaitingPull, list[HandedOut]] = {pull: [] for pull in settled}
         wanted: dict[int, Assigned] = {}
         back: list[Candidate] = []
-        results: dict[WaitingPull, tuple[int, list[HandedOut]]] = {}
         for one in batch:
             if not one.pull.over and one.entry.job_id not in wanted:
                 wanted[one.entry.job_id] = one
             else:  # its client has left: nothing is charged
                 back.append(one.entry)
-                _refused(results, one.pull)
-        ttrs, unread = self._ttrs(wanted)
-        for one in unread:
-            _refused(results, one.pull)
-        items = _items(wanted, ttrs)
+        items = _items(wanted, self._ttrs(wanted))
         rows: Answers[PullRow] = Answers()
         if items:
             rows = self._store.pulls.hand_out(items, self._clock.now_ms())
         failpoint("pull.handed-out")
-        moves, unreadable = self._deliver(items, wanted, rows, results)
-        self._mover.move(
-            moves
-        )  # before a consumer is told: what its answer means for the index comes after it
-        lost = self._waiting.hand_over(results)
+        moves, unreadable = self._deliver(items, wanted, rows, handed)
+        # before a consumer is told: what its answer means for the index comes after it
+        self._mover.move(moves)
+        lost = self._waiting.hand_over(settled, handed)
         failpoint("pull.answered")
-        if any(not delivered for _, delivered in results.values()):
+        if not all(handed.values()):
             self._woken()
         self._bury(unreadable)
         self._mover.move(self._refusals(items, wanted, rows))
         self.give_back(back)
         self.release(one.key for one in lost)
-        self._note_late(one for _, delivered in results.values() for one in delivered)
+        self._note_late(one for delivered in handed.values() for one in delivered)
 
     def _deliver(
         self,
         items: Sequence[HandOut],
         wanted: Mapping[int, Assigned],
         rows: Mapping[int, PullRow],
-        results: dict[WaitingPull, tuple[int, list[HandedOut]]],
+        handed: dict[WaitingPull, list[HandedOut]],
     ) -> tuple[Moves, list[tuple[PullLease, Nack]]]:
-        """Add what was handed out to the results of its pulls, and count it. Returns the moves of its entries
-        to the ends of their ttr, and what cannot be read."""
+        """Add what was handed out to what its pulls get, and count it. Returns the moves of its entries to
+        the ends of their ttr, and what cannot be read."""
         moves = Moves()
         unreadable: list[tuple[PullLease, Nack]] = []
-        handed: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         now = self._clock.now_ms()
         for item in items:
             entry, pull = wanted[item.job_id]
             row = rows.get(item.job_id)
-            count, delivered = results.get(pull, (0, []))
             if row is not None and row.nonce == item.nonce:
                 moves.back(entry, row, row.next_time, now)
                 key = PullLease(row.job_id, row.version, row.biz_type, entry.slot.number, item.nonce)
                 try:
-                    delivered.append(self._delivered(row, entry, key))
-                    handed[entry.topic.name] += 1
+                    handed[pull].append(self._delivered(row, entry, key))
+                    counts[entry.topic.name] += 1
                 except UnreadableTask as exc:
                     unreadable.append((key, Nack(row, True, 0, str(exc))))
-            results[pull] = count + 1, delivered
-        for topic, tasks in handed.items():
+        for topic, tasks in counts.items():
             HANDED_OUT.of(topic).add(tasks)
         return moves, unreadable
 
@@ -188,7 +164,9 @@ class HandOuts:
             for lease, nack in unreadable:
                 log.error("task_unreadable", job_id=lease.job_id, error=nack.error)
             buried = self._store.pulls.nack(unreadable)
-            self.ended(EndedLease(lease, row) for lease, _ in unreadable if (row := buried.get(lease.job_id)))
+            self._mover.ended(
+                EndedLease(lease, row) for lease, _ in unreadable if (row := buried.get(lease.job_id))
+            )
 
     def _delivered(self, row: PullRow, entry: Candidate, key: PullLease) -> HandedOut:
         bodies = self._store.bodies
@@ -203,27 +181,22 @@ class HandOuts:
         task = row.to_task(entry.topic.name, body)
         return HandedOut(task, row, key, is_last(row, entry.topic), self._secret)
 
-    def _ttrs(self, wanted: dict[int, Assigned]) -> tuple[dict[int, int], list[Assigned]]:
-        """Return the ttr (ms) of each task to hand out. Takes out, gives back and returns those whose rows
-        tell it but cannot be read now."""
-        asked = {job_id: ttr for job_id, (_, pull) in wanted.items() if callable(ttr := pull.ttr)}
+    def _ttrs(self, wanted: dict[int, Assigned]) -> dict[int, int]:
+        """Return the ttr (ms) of each task to hand out. Takes out and gives back those whose rows tell it but
+        cannot be read now."""
+        asked = [job_id for job_id, (_, pull) in wanted.items() if callable(pull.ttr)]
         rows: Answers[PullRow] = self._store.pulls.read(asked) if asked else Answers()
-        unread = [wanted.pop(job_id) for job_id in rows.unanswered]
-        if unread:
-            self.put_away([entry for entry, _ in unread])
+        self.put_away([wanted.pop(job_id).entry for job_id in rows.unanswered])
         ttrs: dict[int, int] = {}
         for job_id, (_, pull) in wanted.items():
             if isinstance(pull.ttr, int):
                 ttrs[job_id] = pull.ttr
             else:  # without a row there is nothing to hand out
                 ttrs[job_id] = pull.ttr(rows[job_id]) if job_id in rows else 0
-        return ttrs, unread
+        return ttrs
 
     def _refusals(
-        self,
-        items: Sequence[HandOut],
-        wanted: dict[int, Assigned],
-        rows: Answers[PullRow],
+        self, items: Sequence[HandOut], wanted: Mapping[int, Assigned], rows: Answers[PullRow]
     ) -> Moves:
         """Return the moves of each entry that was not handed out to where its row says."""
         unanswered = rows.unanswered
@@ -231,15 +204,17 @@ class HandOuts:
         for job_id, error in unanswered.items():
             server = self._store.server_of(job_id)
             self._holdups.note(Cause.DATABASE, server, now, now + AWAY_MS, str(error))
+        if unanswered:
+            log.warning("not_handed_out", tasks=len(unanswered), error=str(next(iter(unanswered.values()))))
+            self.put_away(wanted[job_id].entry for job_id in unanswered)
         moves = Moves()
         ends: list[PullEnd] = []
-        away = 0
         for item in items:
             entry = wanted[item.job_id].entry
             row = rows.get(item.job_id)
             if item.job_id in unanswered:
-                away += 1
-            elif row is None:
+                continue
+            if row is None:
                 if entry.fence != NO_FENCE:
                     log.error("orphan_dropped", job_id=entry.job_id, slot=str(entry.slot))
                     ORPHANS.of(entry.topic.name).add()
@@ -269,10 +244,6 @@ class HandOuts:
                     moves.bury(entry, now)
                 else:
                     moves.drop(entry)
-        if away:
-            error = next(iter(unanswered.values()))
-            log.warning("not_handed_out", tasks=away, error=str(error))
-            self.put_away([wanted[item.job_id].entry for item in items if item.job_id in unanswered])
         return moves
 
     def put_away(self, entries: Iterable[Candidate]) -> None:
@@ -295,15 +266,11 @@ class HandOuts:
         by_id = {lease.job_id: lease for lease in leases}
         if by_id:
             rows = self._store.pulls.release(by_id.values())
-            self.ended(
+            self._mover.ended(
                 EndedLease(by_id[row.job_id], row)
                 for row in rows.values()
                 if row is not None and row.status == TaskStatus.PENDING and not row.living
             )
-
-    def ended(self, ends: Iterable[EndedLease]) -> None:
-        """Have the index follow leases that ended."""
-        self._mover.ended(ends)
 
 
 def _items(wanted: Mapping[int, Assigned], ttrs: Mapping[int, int]) -> list[HandOut]:
@@ -319,9 +286,3 @@ def _items(wanted: Mapping[int, Assigned], ttrs: Mapping[int, int]) -> list[Hand
         )
         for index, (job_id, (entry, _)) in enumerate(wanted.items())
     ]
-
-
-def _refused(results: dict[WaitingPull, tuple[int, list[HandedOut]]], pull: WaitingPull) -> None:
-    """Note that a pull does not get one of the entries that it was given."""
-    count, delivered = results.get(pull, (0, []))
-    results[pull] = count + 1, delivered

@@ -12,21 +12,28 @@ servers, and all calls in flight share their round trips.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+from toc.failpoint import failpoint
 from toc.model.clock import from_ms
 from toc.model.errors import InvalidLease, NotPulled, TocError, UnreadableTask
 from toc.model.pull import AckOutcome, LeaseOutcome, PullLease
+from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, Slot, Topic
+from toc.model.verdict import Nack, after_nack
 from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
-from toc.pull.acks import LeaseBatches, LeaseCall, NackWish, Verb
-from toc.pull.candidate import NO_FENCE, Candidate
-from toc.pull.handed_out import HandedOut, TtrOf
+from toc.observe.metrics import TRIES
+from toc.pull.handed_out import NO_FENCE, Candidate, HandedOut, TtrOf
+from toc.pull.handout import HandOuts
+from toc.pull.mover import EndedLease, Mover
 from toc.pull.taker import Taker
 from toc.pull.waiting_pulls import LAST_SECONDS, WaitingPull, WaitingPulls
+from toc.sdk.batcher import Settle, ask_each, not_answered, one_each
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.episodes import writer
 
@@ -42,6 +49,130 @@ HASTY_SECONDS = 1.5
 STOP_SECONDS = 5.0
 
 
+LEASE_BYTES = 100
+"""Of a lease in a statement, about."""
+
+
+class NackWish(NamedTuple):
+    """How a consumer gives a task back. ``delay_ms`` None: the topic's backoff."""
+
+    delay_ms: int | None
+    dead: bool
+    error: str
+
+
+class LeaseCall(NamedTuple):
+    """One lease, and what is asked about it beside the verb: of an extend the ttr (ms)."""
+
+    lease: PullLease
+    wish: NackWish | int | None = None
+
+
+class Done(NamedTuple):
+    """What came of leases, by job_id, and those of them that have ended."""
+
+    outcomes: Mapping[int, Any] = {}
+    failed: Mapping[int, TocError] = {}
+    ends: Iterable[EndedLease] = ()
+
+
+class LeaseBatches:
+    """Writes in batches what consumers do with their leases, and what the gateway writes about them.
+
+    Calls in flight share round trips, for each server of the task table and verb by itself. Belongs to one
+    event loop.
+    """
+
+    def __init__(self, center: TimeoutCenter, outs: HandOuts, mover: Mover) -> None:
+        self._store, self._catalog = center.store, center.catalog
+        self._outs, self._mover = outs, mover
+        verbs = {"ack": self._ack, "nack": self._nack, "extend": self._extend, "release": self._release}
+        self._batchers = {
+            verb: one_each(center, f"pull-{verb}", partial(self._send, do), not_answered)
+            for verb, do in verbs.items()
+        }
+
+    async def ask(self, verb: str, calls: Sequence[LeaseCall]) -> list[Any]:
+        """Return what came of each: its outcome or a TocError."""
+        batchers = self._batchers[verb]
+        return await ask_each(
+            [(batchers[self._store.server_of(one.lease.job_id)], one, LEASE_BYTES) for one in calls]
+        )
+
+    async def close(self) -> None:
+        """Wait for what is under way, and end the threads."""
+        for some in self._batchers.values():
+            for batcher in some:
+                await batcher.close()
+
+    def _send(
+        self, do: Callable[[Mapping[int, LeaseCall]], Done], calls: Sequence[LeaseCall], answer: Settle
+    ) -> None:
+        outcomes: list[Any] = [None] * len(calls)
+        ends: list[EndedLease] = []
+        left: Sequence[int] = range(len(calls))
+        while left:  # a statement takes each task once; the rest follows
+            now: dict[int, int] = {}
+            later = [
+                number for number in left if now.setdefault(calls[number].lease.job_id, number) != number
+            ]
+            done = do({job_id: calls[number] for job_id, number in now.items()})
+            for job_id, number in now.items():
+                outcomes[number] = done.failed.get(job_id) or done.outcomes.get(job_id)
+            ends += done.ends
+            left = later
+        answer(outcomes)
+        self._mover.ended(ends)
+
+    def _ack(self, calls: Mapping[int, LeaseCall]) -> Done:
+        outcomes = self._store.pulls.ack(call.lease for call in calls.values())
+        failpoint("pull.acked")
+        by_it = AckOutcome.ACKED, AckOutcome.LATE
+        self._count((calls[job_id].lease, "processed") for job_id, what in outcomes.items() if what in by_it)
+        ends = [EndedLease(calls[job_id].lease, None) for job_id, what in outcomes.items() if what.ok]
+        return Done(outcomes, outcomes.unanswered, ends)
+
+    def _nack(self, calls: Mapping[int, LeaseCall]) -> Done:
+        found = self._store.pulls.read(calls)
+        items: list[tuple[PullLease, Nack]] = []
+        for job_id, row in found.items():
+            wish, topic = calls[job_id].wish, self._catalog.known_type(row.biz_type)
+            if isinstance(wish, NackWish) and topic is not None:
+                nack = after_nack(row, topic, delay_ms=wish.delay_ms, dead=wish.dead, error=wish.error)
+                items.append((calls[job_id].lease, nack))
+        done = self._store.pulls.nack(items)
+        outcomes = dict.fromkeys(calls, LeaseOutcome.GONE)
+        ends: list[EndedLease] = []
+        for job_id, changed in done.items():
+            if changed is not None:
+                dead = changed.status == TaskStatus.DEAD
+                outcomes[job_id] = LeaseOutcome.DEAD if dead else LeaseOutcome.DONE
+                ends.append(EndedLease(calls[job_id].lease, changed))
+        words = {LeaseOutcome.DEAD: "dead", LeaseOutcome.DONE: "failed"}
+        self._count((end.lease, words[outcomes[end.lease.job_id]]) for end in ends)
+        return Done(outcomes, {**found.unanswered, **done.unanswered}, ends)
+
+    def _count(self, ended: Iterable[tuple[PullLease, str]]) -> None:
+        """Count what came of tries."""
+        for (biz_type, outcome), tries in Counter((lease.biz_type, what) for lease, what in ended).items():
+            if (topic := self._catalog.known_type(biz_type)) is not None:
+                TRIES.of(topic.name, outcome).add(tries)
+
+    def _extend(self, calls: Mapping[int, LeaseCall]) -> Done:
+        items = []
+        for lease, wish in calls.values():
+            topic = self._catalog.known_type(lease.biz_type)
+            if topic is not None and isinstance(wish, int):
+                items.append((lease, wish, topic.max_runtime * 1000))
+        # The entry stays where it is: when it comes due, its row says until when the lease lives.
+        until = self._store.pulls.extend(items)
+        return Done(until, until.unanswered)
+
+    def _release(self, calls: Mapping[int, LeaseCall]) -> Done:
+        self._outs.release(call.lease for call in calls.values())
+        return Done()
+
+
 class Pulls:
     """What pull consumers can do, for one event loop, on which it is made. Stop it.
 
@@ -50,16 +181,13 @@ class Pulls:
     """
 
     def __init__(self, center: TimeoutCenter, lease_secret: bytes) -> None:
-        self._catalog = center.catalog
-        self._clock = center.clock
+        self._catalog, self._clock = center.catalog, center.clock
         self._waiting = WaitingPulls(asyncio.get_running_loop())
         self._secret = lease_secret
         holdups = Holdups(center.clock, center.settings.host)
-        self._taker = Taker(
-            center.store, center.queues, center.catalog, center.clock, self._waiting, lease_secret, holdups
-        )
+        self._taker = Taker(center, self._waiting, holdups, lease_secret)
         self._episodes = writer(center.store.episodes, holdups)
-        self._batches = LeaseBatches(center, self._taker.outs)
+        self._batches = LeaseBatches(center, self._taker.outs, self._taker.mover)
         self._releases: set[asyncio.Task[Any]] = set()
         self._started = False
 
@@ -132,7 +260,7 @@ class Pulls:
         StoreUnavailable or Busy, concerns its lease alone; repeating is safe. InvalidLease: it was never
         handed out, or its topic is no longer pulled.
         """
-        return await self._ask(leases, Verb.ACK, None)
+        return await self._ask(leases, "ack", None)
 
     async def nack(
         self,
@@ -148,7 +276,7 @@ class Pulls:
         """
         delay_ms = None if delay is None else round(delay * 1000)
         wish = NackWish(delay_ms, dead, error or "its consumer gave it back")
-        return await self._ask(leases, Verb.NACK, wish)
+        return await self._ask(leases, "nack", wish)
 
     async def extend(
         self, leases: Iterable[str | PullLease], *, ttr: float
@@ -158,7 +286,7 @@ class Pulls:
 
         Returns, in order, until when each lives (aware UTC), or GONE.
         """
-        found = await self._ask(leases, Verb.EXTEND, round(ttr * 1000))
+        found = await self._ask(leases, "extend", round(ttr * 1000))
         return [
             one if isinstance(one, TocError) else from_ms(one) if isinstance(one, int) else LeaseOutcome.GONE
             for one in found
@@ -170,7 +298,7 @@ class Pulls:
         If a part was sent, the client may have read it: leave the tasks to the end of ttr.
         """
         if calls := [LeaseCall(one.key) for one in delivered]:
-            release = self._waiting.loop.create_task(self._batches.ask(Verb.RELEASE, calls))
+            release = self._waiting.loop.create_task(self._batches.ask("release", calls))
             self._releases.add(release)
             release.add_done_callback(self._releases.discard)
 
@@ -218,7 +346,7 @@ class Pulls:
         return await asyncio.to_thread(self._catalog.get, name) if topic is None else topic
 
     async def _ask(
-        self, leases: Iterable[str | PullLease], verb: Verb, wish: NackWish | int | None
+        self, leases: Iterable[str | PullLease], verb: str, wish: NackWish | int | None
     ) -> list[Any]:
         self._start()
         results: list[Any] = list(leases)

@@ -15,30 +15,24 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from math import floor
 
 from toc.failpoint import failpoint
 from toc.index.messages import Prepared, PrepareRequest
-from toc.index.queues import Queues
-from toc.index.wake import WakeListener
 from toc.loop import Loop, watched_thread
-from toc.model.catalog import TopicCatalog
-from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable
 from toc.model.lateness import Cause
 from toc.model.scores import CLAIMS
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
-from toc.pull.batch_thread import BatchThread
-from toc.pull.candidate import NO_FENCE, Candidate
-from toc.pull.due_times import NEVER, UNKNOWN, DueTimes
+from toc.pull.handed_out import NO_FENCE, Candidate
 from toc.pull.handout import Assigned, HandOuts
-from toc.pull.mover import Mover
+from toc.pull.mover import BatchThread, Mover
 from toc.pull.waiting_pulls import TAKE_LIMIT, WaitingPull, WaitingPulls
-from toc.store.store import Store
+from toc.sdk.client import TimeoutCenter
 from toc.store.tasks.scan import DueRow, Position
 
 log = get_logger(__name__)
@@ -67,25 +61,53 @@ SURPLUS = 100
 only ones taken, although those of other servers can be handed out."""
 
 
+NEVER = 2**62
+UNKNOWN = 0
+"""The due time of a slot that was not asked yet."""
+
+
+class DueTimes:
+    """The slots of one topic, and when each is next due (ms), as far as this process knows."""
+
+    def __init__(self) -> None:
+        self.due: dict[Slot, int] = {}
+        self.wanted_at = 0.0
+        """When a pull last wanted tasks of the topic (monotonic)."""
+
+    def note(self, slot: Slot, due: int) -> None:
+        """Note that the slot is to be looked at by ``due`` (ms). An earlier time stays."""
+        if due < self.due.get(slot, -1):
+            self.due[slot] = due
+
+    def set_slots(self, slots: Iterable[Slot]) -> None:
+        """Replace the known slots by these."""
+        self.due = {slot: self.due.get(slot, UNKNOWN) for slot in slots}
+
+    def next_due(self) -> int:
+        """When the first is due; NEVER if no due time is known."""
+        return min(self.due.values(), default=NEVER)
+
+    def take_due(self, now: int, most: int) -> list[tuple[int, Slot]]:
+        """Return the slots that are due, each with its due time; ``most`` at most, the longest due first.
+
+        A returned slot does not count as due again until ``note`` is called for it.
+        """
+        found = sorted((due, slot) for slot, due in self.due.items() if due <= now)[:most]
+        for _, slot in found:
+            self.due[slot] = NEVER
+        return found
+
+
 class Taker:
     """Two threads: ``take`` prepares what is due, ``watch`` finds what ``take`` may miss."""
 
     def __init__(
-        self,
-        store: Store,
-        queues: Queues,
-        catalog: TopicCatalog,
-        clock: Clock,
-        waiting: WaitingPulls,
-        lease_secret: bytes,
-        holdups: Holdups,
+        self, center: TimeoutCenter, waiting: WaitingPulls, holdups: Holdups, lease_secret: bytes
     ) -> None:
-        self._store = store
-        self._queues = queues
-        self._catalog = catalog
-        self._clock = clock
+        self._store, self._queues = center.store, center.queues
+        self._catalog, self._clock = center.catalog, center.clock
         self._waiting = waiting
-        self._indexed = queues.present
+        self._indexed = center.queues.present
         self._claim = random.randrange(CLAIMS)  # noqa: S311 - it fences nothing
         self._lock = threading.Lock()
         self._news: dict[Slot, int] = {}
@@ -99,22 +121,21 @@ class Taker:
         """When rows were last read (monotonic)."""
         self._places: dict[int, Position] = {}
         """Tables that have more due rows than were read, with the place from which to read on."""
-        self._tables = [table for tables in store.tables_of_server() for table in tables]
-        self._listener: WakeListener = queues.listener()
+        by_server = self._store.tables_of_server()
+        self._tables = [*chain.from_iterable(by_server)]
+        self._listener = self._queues.listener()
         self._listens = watched_thread(
             "pull-wake",
             lambda: self._listener.run(self._woken),
             lambda: True,  # it returns when it was told to, and only then
         )
-        self.mover = Mover(self._queues, catalog, clock)
+        self.mover = Mover(center)
         """Stopped by its owner, after everything that may use it."""
         self._holdups = holdups
-        self.outs = HandOuts(
-            store, self._queues, catalog, self.mover, clock, waiting, lease_secret, self.wake, holdups
-        )
+        self.outs = HandOuts(center, waiting, self.mover, holdups, lease_secret, self.wake)
         self._threads: list[BatchThread[Assigned]] = [
             BatchThread(f"pull-out-{number}", self.outs.run, TAKE_LIMIT * 2)
-            for number in range(len(store.tables_of_server()))
+            for number in range(len(by_server))
         ]
         self._take_loop = Loop("pull-take", self.take)
         self._watch_loop = Loop("pull-watch", self.watch)
@@ -124,16 +145,16 @@ class Taker:
         self.mover.start()
         for thread in self._threads:
             thread.start()
-        self._take_loop.start()
-        self._watch_loop.start()
+        for loop in (self._take_loop, self._watch_loop):
+            loop.start()
         if self._indexed:
             self._listens.start()
 
     def stop(self, seconds: float) -> None:
         """Take nothing more, hand out what was taken, and end."""
         self._listener.stop()
-        self._watch_loop.stop(seconds)
-        self._take_loop.stop(seconds)
+        for loop in (self._watch_loop, self._take_loop):
+            loop.stop(seconds)
         for thread in self._threads:
             thread.stop(seconds)
         if self._indexed:
@@ -173,8 +194,7 @@ class Taker:
             topic, due_times = self._catalog.known().get(name), self._due_times.get(name)
             if topic is None or due_times is None:
                 continue
-            first = due_times.next_due()
-            if first is None or first > now:
+            if due_times.next_due() > now:
                 continue
             if not _served(topic):
                 for _, slot in due_times.take_due(now, len(due_times.due)):
@@ -222,8 +242,7 @@ class Taker:
         slots = due_times.take_due(now, wanted)
         # Another process may have taken what was due first in a slot. So if one task is wanted, none is taken
         # that came due after what the next slot may have.
-        following = due_times.next_due() if wanted == 1 else None
-        latest = NEVER if following is None else following
+        latest = due_times.next_due() if wanted == 1 else NEVER
         part = max(1, wanted // max(len(slots), 1))
         for due, slot in slots:
             if wanted < 1:
@@ -296,23 +315,19 @@ class Taker:
     def _empty_topics(self) -> set[str]:
         """The topics of which nothing is due, as far as Redis says."""
         now, at = self._clock.now_ms(), self._clock.monotonic()
-        firsts = {name: due_times.next_due() for name, due_times in self._due_times.items()}
-        empty = {name for name, first in firsts.items() if first is None or first > now}
-        return {name for name in empty if self._failing.get(name, 0.0) < at}
+        return {
+            name
+            for name, due_times in self._due_times.items()
+            if due_times.next_due() > now and self._failing.get(name, 0.0) < at
+        }
 
     def _until_next(self) -> float:
         with self._lock:
             if self._news:
                 return 0.0
-        times = []
-        for name in self._waiting.topics():
-            due_times = self._due_times.get(name)
-            first = due_times.next_due() if due_times is not None else None
-            if first is not None:
-                times.append(first)
-        if not times:
-            return IDLE_SECONDS
-        return min(max(min(times) / 1000 - self._clock.time(), 0.0), IDLE_SECONDS)
+        watched = (self._due_times.get(name) for name in self._waiting.topics())
+        first = min((one.next_due() for one in watched if one is not None), default=NEVER)
+        return min(max(first / 1000 - self._clock.time(), 0.0), IDLE_SECONDS)
 
     # --- watch
 

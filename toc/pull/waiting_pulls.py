@@ -13,8 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 
-from toc.pull.candidate import Candidate
-from toc.pull.handed_out import HandedOut, TtrOf
+from toc.pull.handed_out import Candidate, HandedOut, TtrOf
 
 TAKE_LIMIT = 200
 """Most entries of one topic that one round takes."""
@@ -144,22 +143,24 @@ class WaitingPulls:
                 self._unqueue(pull)
         return pairs, list(entries[given:])
 
-    def hand_over(self, results: Mapping[WaitingPull, tuple[int, list[HandedOut]]]) -> list[HandedOut]:
-        """Give each pull its results: how many of its entries are settled, and the tasks handed out.
+    def hand_over(
+        self, settled: Mapping[WaitingPull, int], handed: Mapping[WaitingPull, list[HandedOut]]
+    ) -> list[HandedOut]:
+        """Give pulls what was ``handed`` out to them, now that so many of their entries are settled.
 
         Returns the tasks whose pull is over.
         """
         lost: list[HandedOut] = []
         with self._lock:
-            for pull, (count, delivered) in results.items():
+            for pull, count in settled.items():
                 pull.in_transit -= count
                 if pull.over:
-                    lost += delivered
+                    lost += handed[pull]
                     continue
-                pull.got += delivered
+                pull.got += handed[pull]
                 if not pull.got and not pull.in_transit and not pull.closed:
                     self._queue(pull)
-        self._notify(results.keys())
+        self._notify(settled.keys())
         return lost
 
     def close(self, pull: WaitingPull) -> None:

@@ -29,7 +29,7 @@ from toc.model.task import NewTask
 from toc.model.topic import Topic
 from toc.operate import tokens
 from toc.operate.tokens import TokenBook
-from toc.sdk import server_batcher
+from toc.sdk import batcher
 from toc.sdk.batcher import Batcher
 
 
@@ -50,7 +50,7 @@ def test_callers_are_refused_while_the_process_can_start_no_thread(system: Syste
                     await many.read_topics()  # perhaps one that was under way
                 with pytest.raises(StoreUnavailable, match="thread"):
                     await many.read_topics()
-                for _ in range(2 * server_batcher.UNDER_WAY):  # as often as would block a batcher for good
+                for _ in range(2 * batcher.UNDER_WAY):  # as often as would block a batcher for good
                     asked = [*map(many.put, keyed), many.get(known.job_id)]
                     found = await asyncio.gather(*asked, return_exceptions=True)
                     assert {type(one) for one in found} == {Busy}, found

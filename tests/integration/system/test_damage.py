@@ -12,7 +12,7 @@ from toc.model.errors import SubmitUnknown, UnreadableTask
 from toc.model.topic import Delivery
 from toc.operate.shown import row_record, task_shown
 from toc.pull.pulls import Pulls
-from toc.sdk import server_batcher
+from toc.sdk import batcher
 from toc.sdk.batcher import Batcher
 
 TOPIC = "test.pulled"
@@ -69,7 +69,7 @@ def test_no_caller_waits_for_ever_for_a_step_that_failed(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     system.create_topics()
-    monkeypatch.setattr(server_batcher, "GIVE_UP_SECONDS", 0.1)
+    monkeypatch.setattr(batcher, "GIVE_UP_SECONDS", 0.1)
 
     async def steps() -> None:
         one = Batcher(system.center)
@@ -80,7 +80,7 @@ def test_no_caller_waits_for_ever_for_a_step_that_failed(
         with pytest.raises(SubmitUnknown):
             await one.put(NewTask("test.sync", 1, 60))
         monkeypatch.setattr(submits, "_send", send)
-        monkeypatch.setattr(server_batcher, "GIVE_UP_SECONDS", 60.0)
+        monkeypatch.setattr(batcher, "GIVE_UP_SECONDS", 60.0)
         assert (await one.put(NewTask("test.sync", 2, 60))).job_id > 0
         await one.close()
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from harness.patience import PATIENCE
@@ -18,16 +19,13 @@ from harness.system import System
 from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus, Topic
 from toc.index.messages import Peek
-from toc.index.queues import Queues
 from toc.model.clock import from_ms
 from toc.model.errors import Busy, InvalidLease, StoreUnavailable, TocError
 from toc.model.pull import AckOutcome, LeaseOutcome
 from toc.model.topic import Backoff, Delivery, Slot
-from toc.pull.acks import Verb
 from toc.pull.handed_out import HandedOut
-from toc.pull.mover import Moves
 from toc.pull.pulls import Pulls
-from toc.sdk.server_batcher import MAX_WAITING
+from toc.sdk.batcher import MAX_WAITING
 
 TOPIC = "test.pulled"
 
@@ -99,6 +97,19 @@ async def told(gateway: Pulls, times: int) -> None:
             await asyncio.sleep(0.01)
 
 
+def moves_late(gateway: Pulls, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Have the mover wait with all that it is told until what is returned is set."""
+    mover, answered = gateway._taker.mover._thread, threading.Event()
+    move = mover._handle
+
+    def late(moves: list[Any]) -> None:
+        assert answered.wait(60)
+        move(moves)
+
+    monkeypatch.setattr(mover, "_handle", late)
+    return answered
+
+
 @either
 def test_late_acks_count_and_late_nacks_and_extends_do_not(
     pulled: System, gateway: Pulls, other: Pulls, run: Run
@@ -128,14 +139,9 @@ def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_same(
     pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, answer: str, run: Run
 ) -> None:
     """Here nobody sweeps, and ttr is longer than the test waits: nothing else mends what the move undoes."""
-    move, answered = Moves.make, threading.Event()
-
-    def late(self: Moves, queues: Queues) -> None:
-        assert answered.wait(60)
-        move(self, queues)
+    answered = moves_late(gateway, monkeypatch)
 
     async def steps() -> None:
-        monkeypatch.setattr(Moves, "make", late)
         pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
         first = await one(gateway, ttr=30)
         if answer == "ack":
@@ -160,14 +166,9 @@ def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves_no_en
     pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, by: str, run: Run
 ) -> None:
     """Of a task that was handed out by its row, the entry was not taken: it is where it was."""
-    move, answered = Moves.add, threading.Event()
-
-    def late(self: Moves, other: Moves) -> None:
-        assert answered.wait(60)
-        move(self, other)
+    answered = moves_late(gateway, monkeypatch)
 
     async def steps() -> None:
-        monkeypatch.setattr(Moves, "add", late)
         job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
         if by == "entry":
             got = [await one(gateway)]
@@ -195,7 +196,7 @@ def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pul
         locker = server._connect_within(5)
         try:
             locker.batch(["BEGIN", f"SELECT 1 FROM {table} WHERE job_id={held} FOR UPDATE"])
-            (acks,) = gateway._batches._batchers[Verb.ACK]
+            (acks,) = gateway._batches._batchers["ack"]
             first = asyncio.create_task(gateway.ack([key]))
             async with asyncio.timeout(PATIENCE):
                 while not acks._open:
