@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -58,3 +59,28 @@ def resident(pids: Iterable[int]) -> int:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return pages * _PAGE
+
+
+def proportional(pids: Iterable[int]) -> int:
+    """Return the memory that these processes hold, in bytes; of a shared page each has its part."""
+    found = 0
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            found += 1024 * int(rollup.partition("\nPss:")[2].split()[0])
+    return found
+
+
+def sockets(pid: int) -> Iterator[str]:
+    """Yield the inodes of the sockets that the process has open."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                yield str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]")
+
+
+def connections(pids: Iterable[int], port: int) -> int:
+    """Return how many TCP connections these processes have to a port."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    there = {row[9] for row in rows if row[3] == "01" and int(row[2].partition(":")[2], 16) == port}
+    return sum(inode in there for pid in pids for inode in sockets(pid))

@@ -168,6 +168,11 @@ class Servers:
         (self._mariadb.directory / "data" / "ib_buffer_pool").unlink(missing_ok=True)
         self._mariadb.start()
 
+    def database_port(self) -> int:
+        """Return the port of MariaDB."""
+        assert self._mariadb is not None
+        return self._mariadb.port
+
     def memory(self) -> int:
         """Return the bytes that Redis uses; for beanstalkd its resident size."""
         if self._redis:

@@ -14,11 +14,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from statistics import NormalDist
-from typing import Any
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +28,9 @@ from numpy.typing import NDArray
 from benchmarks import processes
 from toc.coordination.assignment import TABLES, Member, Owners, Spread, assign
 from toc.model.horizon import Budget, reach
+
+if TYPE_CHECKING:
+    from benchmarks.system import System
 
 STEP = 0.01
 """Seconds of a step."""
@@ -109,8 +114,8 @@ WRITES = 5000
 """That ZooKeeper makes a second."""
 SUBMITTED = 40_000
 """Tasks whose submit is measured."""
-PER_SERVER = 8
-"""Connections of a process to a server of its slots."""
+PER_SERVER = 4
+"""Connections of a process to a server of its slots, as counted under a burst. Its pool has room for 8."""
 
 
 def main() -> int:
@@ -409,26 +414,59 @@ def compare(costs: Costs) -> int:
     """Run toc and the simulation at the same sizes, and print both."""
     from benchmarks.catalog import ENTRIES
     from benchmarks.system import System
-    from benchmarks.workloads import Sizes, burst, lateness
+    from benchmarks.workloads import HOUR, Sizes, burst, lateness
 
     toc = next(entry for entry in ENTRIES if entry.name == "toc")
     print(json.dumps(asdict(costs)))
-    print(f"{'':26} {'toc':>22} {'simulated':>22}")
+    print(f"{'':30} {'toc':>22} {'simulated':>22}")
+
+    def say(what: str, real: float, simulated: float) -> None:
+        print(f"{what:30} {real:22,.2f} {simulated:22,.2f}", flush=True)
+
+    here = Plan(
+        hosts=1, processes=2, servers=1, databases=8, tables=64, redis=1, topics=1, slots=16,
+        pending=SUBMITTED, seconds=20, lose_host_every=0, shared=2,
+    )  # fmt: skip
     with System(toc) as system:
+        assert system.servers is not None
         system.start(2)
         for rate in (500, 1000, 2000, 3000):
             real = lateness(system, Sizes(lateness_seconds=8), rate)
-            plan = Plan(
-                hosts=1, processes=2, servers=1, databases=8, tables=64, redis=1, topics=1, slots=16,
-                fires=rate, pending=rate * 10, seconds=20, lose_host_every=0, shared=2,
-            )  # fmt: skip
-            found = simulate(plan, costs)
+            found = simulate(replace(here, fires=rate, pending=rate * 10), costs)
             for name in ("p50", "p99"):
-                print(f"{rate:,}/s, {name}, ms {'':8} {real[name]:22.2f} {found['lateness_ms'][name]:22.2f}")
-        real = burst(system, Sizes(), 50_000)
+                say(f"{rate:,}/s, {name}, ms", real[name], found["lateness_ms"][name])
+        with _most_connections(system) as most:
+            real = burst(system, Sizes(), 50_000)
         each = (costs.worker_task + costs.database_task + costs.redis_task) / 1e6
-        print(f"{'50,000 at once, tasks/s':26} {real['rate']:22,.0f} {2 / each:22,.0f}")
+        say("50,000 at once, tasks/s", real["rate"], 2 / each)
+        say("  most connections of MySQL", most[0], found["connections_per_server"])
+        found = simulate(replace(here, fires=1000), costs)
+        of_processes = processes.proportional(system.worker_pids()) / 1e6
+        say("memory of the processes, MB", of_processes, 1000 * found["memory_gb_per_host"])
+        before = system.servers.memory()
+        system.submit(SUBMITTED, time.time_ns() + HOUR, 0)
+        used = (system.servers.memory() - before) / 1e6
+        say(f"{SUBMITTED:,} entries in Redis, MB", used, 1000 * found["redis_gb_per_node"])
     return 0
+
+
+@contextmanager
+def _most_connections(system: System) -> Iterator[list[int]]:
+    """Yield the most connections that the workers have to MariaDB at any time in the block."""
+    assert system.servers is not None
+    port, pids, most, over = system.servers.database_port(), system.worker_pids(), [0], Event()
+
+    def look() -> None:
+        while not over.wait(0.05):
+            most[0] = max(most[0], processes.connections(pids, port))
+
+    watcher = Thread(target=look)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        watcher.join()
 
 
 if __name__ == "__main__":

@@ -303,7 +303,7 @@ class Sizing:
         found: dict[int, Counter[str]] = {}
         for root in (os.getpid(), *self._daemons):
             for pid in [root] if root == os.getpid() else processes.tree(root):
-                servers = (server_of.get(inode) for inode in _inodes(pid))
+                servers = (server_of.get(inode) for inode in processes.sockets(pid))
                 found[pid] = Counter(server for server in servers if server is not None)
         return found
 
@@ -316,14 +316,6 @@ def _tasks(
         NewTask(topic, first + n, delay + n * spread / count, attribute={"reason": text})
         for n in range(count)
     ]
-
-
-def _inodes(pid: int) -> Iterator[str]:
-    """Yield the inodes of the sockets that the process has open."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):
-                yield str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]")
 
 
 def _named(counts: Counter[str]) -> str:
