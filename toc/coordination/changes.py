@@ -21,7 +21,8 @@ class Changes:
 
     def connection(self) -> None:
         """The connection was lost or made. Watches end with a connection."""
-        self._everything = True
+        with self._lock:
+            self._everything = True
         self._signal()
 
     def watch(self, event: Any) -> None:
