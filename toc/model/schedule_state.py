@@ -29,10 +29,7 @@ MAX_AHEAD = 100
 MAX_MISSED = 1000
 """Most late occurrences that one step makes."""
 NEAR_MS = 1000
-"""A change does not touch an occurrence that is due within this time (ms).
-
-Its task may be starting.
-"""
+"""An edit does not replace an occurrence that is due within this time (ms): its task may be starting."""
 PLAN_AGAIN_MS = 86_400_000
 """After this time the next occurrence is computed anew: the rules of its zone may have changed."""
 _BUFFER_LOOK_MS = (1000, 30_000)
@@ -170,7 +167,8 @@ def change(
 ) -> Change:
     """Return what it means to change a schedule from ``before`` to ``definition`` at ``now``.
 
-    ``planned``, in order, are due later than NEAR_MS from now. ``paused`` is None if it stays as it is.
+    ``planned``, in order, are due later than now, by NEAR_MS unless it pauses. ``paused`` is None if it
+    stays as it is.
 
     While the times of a schedule stay the same, planned occurrences are replaced one by one. So what is
     decided stays decided: what somebody has cancelled or moved by hand is not made again, not even on another

@@ -347,7 +347,7 @@ class Schedules:
             if definition.topic != stored.definition.topic:
                 self._open_topic(definition.topic)
             now = table.now(name)
-            planned = self._planned(stored, now)
+            planned = self._planned(stored, now if paused else now + NEAR_MS)
             instead, state = change(stored.definition, state, definition, planned, now, paused=paused)
             rows: list[TaskRow] = []
             if instead:
@@ -393,15 +393,12 @@ class Schedules:
             return stored._replace(state=move.state._replace(version=stored.state.version + 1))
         return table.get(stored.name) or stored
 
-    def _planned(self, stored: StoredSchedule, now: int) -> Sequence[Planned]:
-        """Return the occurrences that are tasks already and due in more than NEAR_MS.
-
-        They are sorted by nominal time.
-        """
+    def _planned(self, stored: StoredSchedule, later_than: int) -> Sequence[Planned]:
+        """Return the occurrences that are tasks already and due later than this (ms), by nominal time."""
         topic = self._topic(stored.definition.topic)
         if topic is None:
             return []
-        return self._store.schedules.occurrences.planned(stored, topic.biz_type, now + NEAR_MS)
+        return self._store.schedules.occurrences.planned(stored, topic.biz_type, later_than)
 
     def _open_topic(self, name: str) -> Topic:
         """Return a topic that takes tasks. Raises InvalidTopic, UnknownTopic, TopicClosed."""

@@ -272,6 +272,24 @@ def test_pause_resume_and_delete(bench: Bench) -> None:
     assert bench.hours("p") == [1, 5, 9]
 
 
+@pytest.mark.parametrize("change", ["pause", "delete"])
+def test_what_is_due_in_a_moment_is_stopped_too(bench: Bench, change: str) -> None:
+    schedules = bench.center.schedules
+    for name in ("near", "again"):
+        schedules.create(name, topic="test.sync", every=HOUR)
+    bench.until(2 * HOUR - timedelta(milliseconds=200))
+    assert bench.hours("near") == [1, 2]
+    getattr(schedules, change)("near")
+    getattr(schedules, change)("again")
+    if change == "pause":
+        schedules.resume("again")
+    else:
+        schedules.create("again", topic="test.sync", every=HOUR)
+    bench.until(3.5 * HOUR)
+    assert bench.hours("near") == [1]
+    assert bench.hours("again") == [1, 2, 3]
+
+
 DAMAGE = {
     "look_time": "'0000-00-00'",
     "after_time": "'0000-00-00'",
