@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ipaddress import ip_network
 from types import SimpleNamespace
 from typing import Any, cast
+from urllib.parse import urlencode
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.dialects import json_fields
+from toc.dialects import json_fields, redis_delayed
 from toc.dialects.delay_task import ADD, DelayTask, SecondFull
 from toc.dialects.dialect_tasks import DialectTasks
 from toc.dialects.lmstfy_tasks import template_of as lmstfy_template
@@ -203,3 +205,27 @@ def test_only_a_pull_that_waits_takes_a_place_among_those_that_wait() -> None:
     assert places == []
     asyncio.run(pull(60.0))
     assert places == ["taken", "given back"]
+
+
+FORM = [(b"content-type", b"application/x-www-form-urlencoded")]
+
+
+@given(text=st.text(), fill=st.integers(0, 7))
+def test_a_form_is_read_as_it_was_encoded_wherever_it_is_cut(text: str, fill: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(redis_delayed, "PIECE_BYTES", 4)
+        body = urlencode({"id": "x" * fill + text, text: "%%4 +&="}).encode()
+        found = redis_delayed._fields(Request("POST", "/delay/add", b"id=", FORM, body))
+    assert found == {text: "%%4 +&=", "id": ""}
+
+
+def test_a_form_of_escapes_takes_little_memory() -> None:
+    body = b"message=" + b"%41" * (2 << 20)
+    tracemalloc.start()
+    try:
+        found = redis_delayed._fields(Request("POST", "/delay/add", b"", FORM, body))
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == {"message": "A" * (2 << 20)}
+    assert most < 40 << 20, "an object for each byte takes 150 MiB"

@@ -1,6 +1,7 @@
 """lmstfy's wire: what requests are read as, and the bytes of answers."""
 
 import string
+import tracemalloc
 
 import pytest
 
@@ -50,6 +51,10 @@ def test_jobs_of_a_bulk_are_the_bytes_that_stand_in_the_array(body: bytes, jobs:
         (b" null ", 400, "no jobs"),
         (b"[" + b"1," * 64 + b"1]", 400, "too many jobs"),
         (b'["' + b"x" * (2**20 - 1) + b'"]', 413, "job too large"),
+        (b"[[" + b"[]," * 2**19 + b"[]]]", 413, "job too large"),
+        (b"[" + b"9" * (2**20 + 1) + b"]", 413, "job too large"),
+        (b"[" + b"1," * 64 + b"wrong, but one too many", 400, "too many jobs"),
+        (b"[" + b"[" * 65 + b"]" * 65 + b"]", 400, "request body should be an array of objects"),
     ],
 )
 def test_a_bulk_that_is_no_list_of_jobs_is_refused(body: bytes, status: int, why: str) -> None:
@@ -79,3 +84,15 @@ def test_job_ids_are_ulids_that_tell_when_they_were_made() -> None:
     assert wire.made_at("01ARZ3NDEKTSV4RRFFQ69G5FAV") == 1_469_922_850_259  # of the specification
     assert wire.elapsed(plain, now + 5) == 5
     assert wire.elapsed(plain, now - 5) == wire.elapsed("job", now) == wire.elapsed("U" * 26, now) == 0
+
+
+def test_a_bulk_of_too_much_is_refused_before_it_is_built() -> None:
+    tracemalloc.start()
+    try:
+        for body in (b"[[" + b"[]," * (5 << 20) + b"[]]]", b"[" + b"11," * (5 << 20) + b"1]"):
+            with pytest.raises(Refused):
+                wire.bulk_jobs(body)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 80 << 20, "the lists of 16 MiB take 300"

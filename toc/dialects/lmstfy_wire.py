@@ -217,36 +217,48 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_fl
 def bulk_jobs(body: bytes) -> list[bytes]:
     """Return the jobs of a bulk publish, each byte for byte as in the array. Raises Refused."""
     try:
-        check_depth(body)
         jobs = _elements(body.decode("latin-1"))  # one character per byte: JSON's own characters are ASCII
-    except ValueError:
+    except Refused:
+        raise
+    except (ValueError, RecursionError):
         raise Refused(400, "request body should be an array of objects") from None
     if not jobs:
         raise Refused(400, "no jobs")
-    if len(jobs) > MAX_IN_BULK:
-        raise Refused(400, "too many jobs")
-    if max(map(len, jobs)) > MAX_JOB_BYTES:
-        raise Refused(413, "job too large")
-    return [job.encode("latin-1") for job in jobs]
+    return jobs
 
 
-def _elements(text: str) -> list[str]:
-    """Return the elements of a JSON array as they are written. Raises ValueError."""
+def _elements(text: str) -> list[bytes]:
+    """Return the elements of a JSON array as they are written. Raises ValueError or RecursionError.
+
+    It stops at one too many. The decoder builds what it reads, and lets no other thread run meanwhile: so it
+    is never given more than one job may have.
+    """
 
     def skip(at: int) -> int:
         space = _SPACE.match(text, at)
         return at if space is None else space.end()
 
     text = text.strip(" \t\r\n")
-    found: list[str] = []
+    found: list[bytes] = []
     at = 0
     while text.startswith("," if found else "[", at):
         at = skip(at + 1)
         if not found and text[at:] == "]":
             break
-        _, end = _DECODER.raw_decode(text, at)
-        found.append(text[at:end])
-        at = skip(end)
+        if len(found) == MAX_IN_BULK:
+            raise Refused(400, "too many jobs")
+        part = text[at : at + MAX_JOB_BYTES + 1]
+        try:
+            _, end = _DECODER.raw_decode(part)
+        except ValueError:
+            end = len(part)
+            if end <= MAX_JOB_BYTES:
+                raise
+        if end > MAX_JOB_BYTES:
+            raise Refused(413, "job too large")
+        check_depth(job := part[:end].encode("latin-1"))
+        found.append(job)
+        at = skip(at + end)
     if text != "null" and (text[at:] != "]" or not at):
         raise ValueError
     return found

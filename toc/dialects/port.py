@@ -63,7 +63,7 @@ class Request(NamedTuple):
 class Reply(NamedTuple):
     """The answer to a request.
 
-    ``handed`` are the tasks in it. ``ends``: they are processed once it was given to the connection.
+    ``handed`` are the tasks in it. ``ends``: they are processed once all of it was given to the connection.
     ``name`` names the call in metrics: one of few.
     """
 
@@ -157,10 +157,10 @@ class Port:
             self._dialect.service.pulls.release(handed)
             reply = self._failed(request, exc)
         try:
-            await exchange.answer(reply.status, _head(reply), reply.body, close=close)
+            given = await exchange.answer(reply.status, _head(reply), reply.body, close=close)
         finally:
             exchange.end()
-        if reply.ends:
+        if given and reply.ends:
             await self._processed(reply.handed)
         name = f"{self._dialect.name} {reply.name}"
         REQUESTS.of(name, f"{reply.status // 100}xx").add()

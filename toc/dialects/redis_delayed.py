@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_to_bytes
 
 from toc.dialects.jobs import RETENTION_SECONDS, Job, Jobs
 from toc.dialects.json_fields import LARGEST, NotUnderstood, to_json
@@ -19,6 +19,7 @@ from toc.pull.handed_out import HandedOut
 
 PREFIX = "redis-delayed."
 MAX_FIELDS = 30
+PIECE_BYTES = 1 << 16
 MAX_DELAY_MS = 3650 * 86_400_000
 MAX_TTR_MS = 7 * 86_400_000
 TEXT = "text/plain;charset=UTF-8"
@@ -104,13 +105,27 @@ def _fields(request: Request) -> dict[str, str]:
     for data in (request.query, form):
         if data.count(b"&") >= MAX_FIELDS:
             raise NotUnderstood(f"at most {MAX_FIELDS} parameters are allowed")
-        try:
-            pairs = parse_qsl(data.decode(), keep_blank_values=True, errors="strict")
-        except ValueError:  # a UnicodeDecodeError, too
-            raise NotUnderstood("the parameters are not UTF-8, percent-encoded") from None
-        for name, value in pairs:
-            found.setdefault(name, value)
+        for pair in filter(None, data.split(b"&")):
+            name, _, value = pair.partition(b"=")
+            try:
+                found.setdefault(_decoded(name), _decoded(value))
+            except UnicodeDecodeError:
+                raise NotUnderstood("the parameters are not UTF-8, percent-encoded") from None
     return found
+
+
+def _decoded(data: bytes) -> str:
+    """Undo the encoding of a name or value, a piece at a time: of each byte it makes an object. Raises
+    UnicodeDecodeError."""
+    data = data.replace(b"+", b" ")
+    parts, at = [], 0
+    while at < len(data):
+        end = at + PIECE_BYTES
+        if end < len(data) and (escape := data.rfind(b"%", end - 2, end)) >= 0:
+            end = escape  # which may reach beyond
+        parts.append(unquote_to_bytes(data[at:end]))
+        at = end
+    return b"".join(parts).decode()
 
 
 def _text(values: dict[str, str], name: str) -> str:

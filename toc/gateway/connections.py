@@ -90,7 +90,8 @@ class Connection(asyncio.Protocol):
         self.phase = Phase.HEAD
         self._group = self.crowd.phases[self.phase]
         """The connections in its phase."""
-        self._lost = False
+        self.lost = False
+        """Whether it is there no more."""
         self._in_head = True
         """Whether what arrives is a head."""
         self._begun = b""
@@ -115,7 +116,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Let it go."""
-        self._lost = True
+        self.lost = True
         self.crowd.left(self)
         self._inner.connection_lost(exc)
         for task in self._waiting:
@@ -200,7 +201,7 @@ class Connection(asyncio.Protocol):
     @property
     def left(self) -> bool:
         """Whether the client is known to have left, or was sent away."""
-        return self._lost or self.phase is Phase.LEAVING or self.transport.is_closing()
+        return self.lost or self.phase is Phase.LEAVING or self.transport.is_closing()
 
     @contextlib.contextmanager
     def leaving_cancels(self) -> Iterator[None]:
@@ -273,7 +274,7 @@ class Connection(asyncio.Protocol):
             self.close("slow")
 
     def _enter(self, phase: Phase) -> None:
-        if not self._lost:
+        if not self.lost:
             self._group.pop(self, None)
             self.phase = phase
             self._group = self.crowd.phases[phase]

@@ -200,8 +200,9 @@ class Exchange:
 
     # --- the answer
 
-    async def answer(self, status: int, headers: Headers, body: bytes, *, close: bool = False) -> None:
-        """Send the answer. The client may be gone, or leave meanwhile."""
+    async def answer(self, status: int, headers: Headers, body: bytes, *, close: bool = False) -> bool:
+        """Send the answer. Returns whether the connection was given all of it, for a client that was not
+        known to have left by then."""
         self._leave_place()  # what it does not read is bounded otherwise
         if close or self._ends or not self._whole:
             headers = [*headers, (b"connection", b"close")]
@@ -214,9 +215,11 @@ class Exchange:
         while len(rest) > PART and not connection.left:
             part, rest = rest[:PART], rest[PART:]
             await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        there = not connection.left  # the end of the answer may close the connection
         await self._send({"type": "http.response.body", "body": rest})
         connection.outlet.uncork()
         connection.answered()
+        return there and not connection.lost
 
     async def stream(self, status: int, headers: Headers, parts: AsyncIterator[bytes]) -> None:
         """Send the parts of an answer as they come, until they end, one is too long for the memory that is

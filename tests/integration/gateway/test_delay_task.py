@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from typing import Any
 
@@ -105,6 +106,37 @@ def test_what_a_client_has_read_is_processed_however_soon_it_closes(
         return [row.job_id for row in rows if row.status == TaskStatus.PENDING]
 
     dialects.system.wait(lambda: not pending(), "processed", 10)
+
+
+def test_what_a_client_left_before_all_of_it_was_given_to_it_is_not_processed(
+    client: Client, dialects: Gateway
+) -> None:
+    number = client.add("left", 0, "\x01" * MIB)  # each character is six in the answer
+    body = json.dumps({"topic": "left"}).encode()
+
+    request = f"POST /delay/task/pull HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n\r\n"
+
+    def begun() -> socket.socket | None:
+        link = socket.socket()
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # it takes little of the answer
+        link.connect(("127.0.0.1", client.port))
+        link.sendall(request.encode() + body)
+        if b'"content":""' not in link.recv(4096):
+            return link
+        link.close()
+        return None
+
+    link = popped(begun)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    link.close()
+    center = dialects.system.center
+    after = client.add("after", 0)
+    client.pulled("after")
+    dialects.system.wait(
+        lambda: center.find(biz_id=after)[0].status == TaskStatus.PROCESSED, "the next is processed", 10
+    )
+    (row,) = center.find(biz_id=number)
+    assert row.status == TaskStatus.PENDING
 
 
 def test_content_that_is_an_object_is_taken(client: Client) -> None:
