@@ -6,7 +6,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from ipaddress import ip_address
@@ -426,6 +426,86 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_try_but_a_new_one_
     assert connections == 2
     assert got.count(b"POST / ") == (3 if kept else 2)
     assert b"cookie" not in got.lower()
+
+
+INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+ANSWERED = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@pytest.mark.parametrize(
+    ("begin", "flood", "status"),
+    [
+        (b"", INTERIM, None),
+        (b"", b"\r\n", None),
+        (CHUNKED + b"2;", b"x", None),
+        (CHUNKED, b"0", None),
+        (CHUNKED, b"1\r\nx\r\n", 200),
+        (ANSWERED, INTERIM, 200),
+        (ANSWERED, ANSWERED, 200),
+    ],
+)
+def test_a_receiver_that_sends_without_end_is_broken_off(
+    begin: bytes, flood: bytes, status: int | None
+) -> None:
+    broken = Event()
+
+    def serve(listener: socket.socket) -> None:
+        client, _ = listener.accept()
+        with client, suppress(OSError):
+            client.settimeout(30)
+            client.recv(65536)
+            client.sendall(begin)
+            while True:
+                client.sendall(flood * 1000)
+        broken.set()
+
+    async def sent(port: int) -> tuple[Response, bool]:
+        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        try:
+            answer = await sender.send(f"http://127.0.0.1:{port}/", {"A": "b"}, b"{}", 10.0)
+            return answer, await asyncio.to_thread(broken.wait, 10)
+        finally:
+            await sender.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Thread(target=serve, args=[listener])
+        server.start()
+        answer, ended = asyncio.run(sent(listener.getsockname()[1]))
+        server.join(60)
+    assert answer.status == status, answer.text
+    assert "within" not in answer.text, "it was broken off in time only"
+    assert ended, "it goes on sending"
+
+
+def test_the_longest_head_and_what_is_read_of_a_body_may_arrive() -> None:
+    head = b"".join(b"H%d: %s\r\n" % (number, b"x" * 8000) for number in range(7))
+    answers = [
+        b"HTTP/1.1 500 X\r\n" + head + b"Content-Length: 600000\r\n\r\n" + b"y" * 600_000,
+        INTERIM * 100 + CHUNKED.replace(b"200", b"500") + b"1\r\ny\r\n" * 70_000 + b"0\r\n\r\n",
+    ]
+
+    def serve(listener: socket.socket) -> None:
+        for answer in answers:
+            client, _ = listener.accept()
+            with client, suppress(OSError):
+                client.settimeout(30)
+                client.recv(65536)
+                client.sendall(answer)
+
+    async def each(port: int) -> list[Response]:
+        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
+        try:
+            return [await sender.send(f"http://127.0.0.1:{port}/", {}, b"{}", 30.0) for _ in answers]
+        finally:
+            await sender.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Thread(target=serve, args=[listener])
+        server.start()
+        found = asyncio.run(each(listener.getsockname()[1]))
+        server.join(60)
+    assert [(one.status, one.text) for one in found] == [(500, "y" * 1000)] * 2
 
 
 def test_names_that_hang_hold_up_no_other() -> None:

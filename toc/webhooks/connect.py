@@ -19,8 +19,10 @@ from ipaddress import ip_address
 from typing import Any
 from weakref import WeakSet
 
-from aiohttp import TCPConnector
+from aiohttp import ClientRequest, ClientTimeout, TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
 
 from toc.webhooks.addresses import Allowed, refusal
 
@@ -32,6 +34,13 @@ KEEP_SECONDS = 15.0
 UNREAD_MS = 60_000
 """After this time a connection is broken off whose peer takes nothing of what was sent: closed, it would stay
 until then too."""
+
+HEAD_BYTES = 1 << 16
+"""Most bytes of an answer before its body, with all interim answers."""
+ALL_BYTES = 1 << 20
+"""Most bytes of an answer, once its body is read: more than chunks of a byte each make of what is read."""
+AT_ONCE_BYTES = 1 << 15
+"""About how much is received at once."""
 
 Infos = Sequence[tuple[Any, ...]]
 Lookup = Callable[..., Infos]
@@ -114,6 +123,67 @@ class Resolver(AbstractResolver):
             loop.call_soon_threadsafe(give)
 
 
+class Bounded(asyncio.Protocol):
+    """A protocol that is given ``left`` bytes more, and what comes together with the last of them.
+
+    Interim answers have no end and take long to parse: by them one receiver could hold up all others.
+    """
+
+    def __init__(self, inner: asyncio.BaseProtocol, transport: asyncio.Transport) -> None:
+        assert isinstance(inner, asyncio.Protocol)  # noqa: S101 - aiohttp's
+        self._inner = inner
+        self._transport = transport
+        self.left = 0
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass it on."""
+        self._inner.connection_lost(exc)
+
+    def eof_received(self) -> bool | None:
+        """Pass it on."""
+        return self._inner.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self._inner.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self._inner.resume_writing()
+
+    def data_received(self, data: bytes) -> None:
+        """Pass it on, or break the connection off."""
+        if self.left <= 0:
+            self._transport.abort()
+            return
+        self.left -= len(data)
+        self._inner.data_received(data)
+
+    def end(self) -> None:
+        """Take nothing more: the answer is there, or nobody waits for it."""
+        self.left = 0
+
+
+def bound(connection: Connection, most: int) -> None:
+    """Let ``most`` bytes more arrive over a connection, until it is released."""
+    transport = connection.transport
+    if transport is None:
+        return
+    bounded = transport.get_protocol()
+    if not isinstance(bounded, Bounded):
+        bounded = Bounded(bounded, transport)
+        transport.set_protocol(bounded)
+    bounded.left = most
+    connection.add_callback(bounded.end)
+
+
+class _Connector(TCPConnector):
+    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        bound(connection, HEAD_BYTES)
+        return connection
+
+
 def connector(
     allowed: Allowed, resolver: Resolver, opened: WeakSet[socket.socket], *, keep: bool
 ) -> TCPConnector:
@@ -125,10 +195,11 @@ def connector(
         check_address(address[0], allowed)
         made = socket.socket(family, kind, proto)
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNREAD_MS)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, AT_ONCE_BYTES)
         opened.add(made)
         return made
 
-    return TCPConnector(
+    return _Connector(
         limit=0,
         ttl_dns_cache=NAMES_SECONDS,
         resolver=resolver,

@@ -1,9 +1,9 @@
 """Sends one request and reads the beginning of its answer.
 
 It uses no proxies of the environment, no cookies and no redirects, and decompresses nothing. One time-out
-covers everything, from the look-up of the name to the last byte that is read. It alone bounds interim answers
-and extensions of chunks. aiohttp takes no answer whose head is longer than 128 headers of 8,190 bytes, or
-that comes together with bytes that do not belong to it.
+covers everything, from the look-up of the name to the last byte that is read. Interim answers and extensions
+of chunks count among the bytes that an answer may have (``connect``). aiohttp takes no answer whose head is
+longer than 128 headers of 8,190 bytes, or that comes together with bytes that do not belong to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from yarl import URL
 from toc.model.errors import InvalidTarget
 from toc.model.target import Allow, check_url, literal
 from toc.webhooks.answers import NO_RETRY, Response, excerpt, retry_after
-from toc.webhooks.connect import AddressRefused, Lookup, Resolver, check_address, connector
+from toc.webhooks.connect import (
+    ALL_BYTES,
+    AddressRefused,
+    Lookup,
+    Resolver,
+    bound,
+    check_address,
+    connector,
+)
 
 MAX_BYTES = 1 << 16
 """How much of an answer's body is read."""
@@ -100,6 +108,8 @@ class Sender:
         answer = await over.post(
             to, data=data, headers=headers, allow_redirects=False, trace_request_ctx=reused
         )
+        if answer.connection is not None:  # the answer is not there whole
+            bound(answer.connection, ALL_BYTES)
         try:
             while len(text) < MAX_BYTES and (part := await answer.content.read(MAX_BYTES - len(text))):
                 text += part
