@@ -9,6 +9,10 @@ from time import monotonic, sleep, time, time_ns
 MAX_CLOCK_SKEW_MS = 100
 """Milliseconds the clocks of servers and workers may differ before toc stops trusting one of them."""
 
+SET_BACK_MS = 60_000
+"""A clock that goes back by more than this (ms) was wrong before, if only for a moment. What never repeats
+does not follow a clock that goes back by less."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_KEYS = 1000
 _MILLISECOND = timedelta(milliseconds=1)

@@ -17,7 +17,7 @@ import threading
 import zlib
 from typing import NamedTuple
 
-from toc.model.clock import Clock
+from toc.model.clock import SET_BACK_MS, Clock
 from toc.model.errors import InvalidBizId, InvalidKey
 from toc.model.fork import call_in_children
 
@@ -109,8 +109,8 @@ class JobIds:
     """Generates job_ids locally. Thread-safe; restarts from another value after a fork.
 
     Within a process ids never repeat: a millisecond has 4096 ids, then the next millisecond is used ahead of
-    time. Two processes may generate the same id; the primary key of its table detects that, and the second
-    one takes a new id.
+    time; only a clock that is set back far is followed. Two processes may generate the same id; the
+    primary key of its table detects that, and the second one takes a new id.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -129,7 +129,7 @@ class JobIds:
         """Return a new job_id for a task whose biz_id has this CRC32."""
         with self._lock:
             now = self._clock.now_ms() - JOB_ID_EPOCH_MS
-            if now > self._millisecond:
+            if now > self._millisecond or now < self._millisecond - SET_BACK_MS:
                 self._millisecond = now
                 self._first = random.getrandbits(12)
                 self._given = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from toc.model.errors import (
     StoreUnavailable,
     SubmitUnknown,
 )
-from toc.model.sharding import BizId, JobIds
+from toc.model.sharding import BizId, JobIds, created_ms
 from toc.model.task import Put, PutOutcome, Submission, TaskRow
 from toc.store.store import Store
 from toc.store.tasks.plan import Stored
@@ -282,3 +283,19 @@ def test_ids_of_a_process_stay_unique_when_its_clock_stands_still() -> None:
     ids = JobIds(StandingClock(1_800_000_000_000))
     made = [ids.make(7) for _ in range(10_000)]
     assert len(set(made)) == len(made)
+
+
+def test_a_clock_that_was_far_ahead_for_a_moment_is_followed_back(place: Any, new_row: NewRow) -> None:
+    clock = StandingClock(7_300_000_000_000)  # in 2201, of which no id fits its column
+    ids = JobIds(clock)
+    with closing(place.open(clock=clock)) as store:
+        rows = [new_row(biz_id=n) for n in range(4)]
+        insert_many(store, rows)
+        assert ids.make(7) >= 1 << 64
+        store.cancel_many([rows[0].job_id])
+        clock.now = 1_800_000_000_000
+        assert created_ms(ids.make(7)) == clock.now
+        for row in rows[1:]:
+            store.cancel_many([row.job_id])
+        stamps = [row.next_time for row in store.read([row.job_id for row in rows[1:]]).values()]
+    assert sorted(stamps) == [clock.now, clock.now + 1, clock.now + 2]

@@ -13,7 +13,7 @@ from enum import Enum
 from itertools import chain
 from typing import NamedTuple
 
-from toc.model.clock import Clock
+from toc.model.clock import SET_BACK_MS, Clock
 from toc.model.raised import Delivered
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure
@@ -337,7 +337,8 @@ class Batches(Tries):
 
         Two concurrent threads may get the same instant, which is harmless: they never change one row at once.
         """
-        self._last_stamp = stamp = max(self._clock.now_ms(), self._last_stamp + 1)
+        now, last = self._clock.now_ms(), self._last_stamp
+        self._last_stamp = stamp = now if last > now + SET_BACK_MS else max(now, last + 1)
         return stamp
 
     def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, TaskRow]:
