@@ -191,6 +191,11 @@ def test_what_cannot_be_joined_is_refused_by_name(idle: Contract, engine: Engine
         submit("c.plain", biz_id=7, delay=9, dedup_key="x", on_conflict="replace", session=session)
     with pytest.raises(errors.WrongShardConnection, match="not int"):
         submit("c.plain", biz_id=7, delay=9, session=5)  # type: ignore[arg-type]
+    at_once = engine.execution_options(isolation_level="AUTOCOMMIT")
+    with at_once.connect() as connection, pytest.raises(errors.NoTransaction, match="AUTOCOMMIT"):
+        submit("c.plain", biz_id=7, delay=9, connection=connection)
+    with Session(at_once) as session, pytest.raises(errors.NoTransaction):
+        idle.center.submit_many([NewTask("c.plain", 7, delay=9)], session=session)
     assert idle.rows() == before
 
 

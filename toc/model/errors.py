@@ -233,6 +233,16 @@ class TwoPhase(InvalidInput):
         super().__init__("a two-phase transaction cannot be joined; use toc.outbox, or a session without it")
 
 
+class NoTransaction(InvalidInput):
+    """``session=`` or ``connection=`` commits each statement at once: a rollback would undo nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the connection passed commits each statement at once (isolation_level AUTOCOMMIT): there is no "
+            "transaction to join; submit without it, or over a connection that has one"
+        )
+
+
 # --- the state of the system forbids it
 
 

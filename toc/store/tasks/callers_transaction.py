@@ -19,7 +19,14 @@ import pymysql
 from sqlalchemy import Connection, CursorResult, TwoPhaseTransaction
 from sqlalchemy.exc import DBAPIError, IntegrityError, MissingGreenlet, UnboundExecutionError
 
-from toc.model.errors import InvalidInput, StoreUnavailable, TocError, TwoPhase, WrongShardConnection
+from toc.model.errors import (
+    InvalidInput,
+    NoTransaction,
+    StoreUnavailable,
+    TocError,
+    TwoPhase,
+    WrongShardConnection,
+)
 from toc.model.task import Submission, TaskRow, check_expiry
 from toc.store.servers.mysql_connection import error_code
 from toc.store.servers.server import DatabaseServer, Locked, Result, Statement
@@ -59,7 +66,8 @@ looks."""
 def connection_of(session: Any, connection: Any) -> Connection:
     """Return the connection of a caller's transaction: of a Session or AsyncSession, or the one given.
 
-    Raises TwoPhase, WrongShardConnection; InvalidInput for an AsyncSession outside its ``run_sync``.
+    Raises TwoPhase, NoTransaction, WrongShardConnection; InvalidInput for an AsyncSession outside its
+    ``run_sync``.
     """
     if session is not None and connection is not None:
         raise InvalidInput("give a session or a connection, not both")
@@ -88,7 +96,20 @@ def connection_of(session: Any, connection: Any) -> Connection:
         raise WrongShardConnection("the connection passed is closed; pass one with an open transaction")
     if isinstance(found.get_transaction(), TwoPhaseTransaction):
         raise TwoPhase
+    if _commits_at_once(found):
+        raise NoTransaction
     return found
+
+
+def _commits_at_once(connection: Connection) -> bool:
+    """Whether the driver says that it does, and has not begun a transaction all the same (only SQLite's
+    tell)."""
+    driver: Any = connection.connection
+    try:
+        at_once = connection.dialect.detect_autocommit_setting(driver.dbapi_connection)
+    except (AttributeError, NotImplementedError):  # SQLAlchemy before 2.0.43, or an unusual driver
+        return False
+    return at_once and not getattr(driver.driver_connection, "in_transaction", False)
 
 
 _IN_RUN_SYNC = (
