@@ -59,6 +59,8 @@ LUMP_MS = 50
 """Postponed tasks come back at multiples of this: taking one costs nearly as much as taking many."""
 MAX_REQUESTS = 20_000
 """Requests in flight in one process, however many descriptors it may have."""
+FEW = 4
+"""Requests in flight that a target may have in one process while any place is free."""
 PAUSED_BY = "webhook"
 NOTHING: Mapping[str, str] = {}
 
@@ -118,7 +120,8 @@ class Webhooks:
         self._clock = clock
         self._most = most_requests()
         self._in_flight: Counter[str] = Counter()
-        """Requests in flight by target, and those to tasks' own URLs together."""
+        """Requests in flight by target, and those to tasks' own URLs together: each may have as many as it
+        leaves free of three quarters, and FEW in any case: several that hang do not hold up others."""
         self._sender = Sender(allow, lookup, self._most // 2)
         self._own_sender = Sender(allow, lookup, self._most // 2)
         """For tasks' own URLs: looking up names that are not found occupies its own threads, not those of
@@ -251,7 +254,8 @@ class Webhooks:
         )
         seconds = OWN_SECONDS if bound.target is None else bound.target.timeout
         sender = self._own_sender if bound.target is None else self._sender
-        if self._in_flight.total() >= self._most or self._in_flight[bound.label] >= self._most // 2:
+        free = self._most - self._in_flight.total()
+        if self._in_flight[bound.label] >= max(free - self._most // 4, min(free, FEW)):
             self._postpone(bound.label, "concurrency", self._retry_in(bound.label, "concurrency"))
         self._in_flight[bound.label] += 1
         try:
@@ -317,8 +321,8 @@ _OWN_PREFIX = "url:"
 def most_requests() -> int:
     """Return how many requests may be in flight in this process.
 
-    Half of them may go to one target, and half to tasks' own URLs together. Four times as many descriptors
-    there are: as many connections are kept, names are looked up, and the worker has its own.
+    Four times as many descriptors there are: as many connections are kept, names are looked up, and the
+    worker has its own.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_REQUESTS if limit == resource.RLIM_INFINITY else min(limit // 4, MAX_REQUESTS)
