@@ -109,8 +109,8 @@ class JobIds:
     """Generates job_ids locally. Thread-safe; restarts from another value after a fork.
 
     Within a process ids never repeat: a millisecond has 4096 ids, then the next millisecond is used ahead of
-    time; only a clock that is set back far is followed. Two processes may generate the same id; the
-    primary key of its table detects that, and the second one takes a new id.
+    time; only a clock that is set back far is followed, not to before 2020. Two processes may generate the
+    same id; the primary key of its table detects that, and the second one takes a new id.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -128,7 +128,7 @@ class JobIds:
     def make(self, crc: int) -> int:
         """Return a new job_id for a task whose biz_id has this CRC32."""
         with self._lock:
-            now = self._clock.now_ms() - JOB_ID_EPOCH_MS
+            now = max(self._clock.now_ms() - JOB_ID_EPOCH_MS, 1)
             if now > self._millisecond or now < self._millisecond - SET_BACK_MS:
                 self._millisecond = now
                 self._first = random.getrandbits(12)

@@ -22,7 +22,7 @@ from toc.model.errors import (
     StoreUnavailable,
     SubmitUnknown,
 )
-from toc.model.sharding import BizId, JobIds, created_ms
+from toc.model.sharding import JOB_ID_EPOCH_MS, BizId, JobIds, created_ms, valid_job_id
 from toc.model.task import Put, PutOutcome, Submission, TaskRow
 from toc.store.store import Store
 from toc.store.tasks.plan import Stored
@@ -299,3 +299,14 @@ def test_a_clock_that_was_far_ahead_for_a_moment_is_followed_back(place: Any, ne
             store.cancel_many([row.job_id])
         stamps = [row.next_time for row in store.read([row.job_id for row in rows[1:]]).values()]
     assert sorted(stamps) == [clock.now, clock.now + 1, clock.now + 2]
+
+
+@pytest.mark.parametrize("day", [-1, 0])
+def test_before_2020_ids_are_as_valid(day: int) -> None:
+    clock = StandingClock(JOB_ID_EPOCH_MS + day * 86_400_000)
+    ids = JobIds(clock)
+    assert all(valid_job_id(ids.make(0)) for _ in range(5000))
+    clock.now = 1_800_000_000_000
+    ids.make(0)
+    clock.now = 0
+    assert all(valid_job_id(ids.make(0)) for _ in range(5000))
