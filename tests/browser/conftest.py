@@ -13,7 +13,7 @@ from harness.system import small_system
 from playwright.sync_api import Browser
 
 from benchmarks.local import MariaDB, RedisServer
-from toc.store.records.secretbox import new_key
+from toc.store.records.targets import new_key
 
 Visit = Callable[..., Visitor]
 

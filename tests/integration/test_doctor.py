@@ -33,7 +33,7 @@ from toc.operate import doctor
 from toc.operate.cluster import slot_owners, workers
 from toc.operate.doctor import Line
 from toc.store.migrate import Migrator
-from toc.store.records.secretbox import new_key
+from toc.store.records.targets import new_key
 from toc.store.servers import mysql_connection
 from toc.store.servers.server import Statement
 

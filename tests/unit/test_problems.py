@@ -12,7 +12,7 @@ from toc import Settings, TimeoutCenter
 from toc.gateway.app import CALLS
 from toc.gateway.problems import KIND_OF, problem_of
 from toc.model.errors import NotInstalled, TocError
-from toc.store.records.secretbox import SecretBox, new_key
+from toc.store.records.targets import SecretBox, new_key
 
 OF_ONE_PROCESS = {"NotCommitted", "TooManyCalls", "NeedsAwait"}
 """Errors of Python objects, of which no call of the gateway knows."""

@@ -184,7 +184,7 @@ def _debug(app: str, announce: Callable[[], None]) -> int:
 def _for_webhooks(directory: Path) -> dict[str, list[str]]:
     """Return the settings that webhooks need: a key, which the directory keeps, and a receiver that may be
     reached on this machine. Nothing if webhooks are not installed."""
-    from toc.store.records.secretbox import new_key
+    from toc.store.records.targets import new_key
 
     try:
         check_webhooks()

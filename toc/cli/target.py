@@ -58,7 +58,7 @@ commands(app, targets.show_target, targets.pause, targets.resume, targets.delete
 @secrets.command()
 def key() -> None:
     """Print a new key for TOC_SECRET_KEY. toc does not keep it: without it, stored secrets are lost."""
-    from toc.store.records.secretbox import new_key
+    from toc.store.records.targets import new_key
 
     print(new_key())
 

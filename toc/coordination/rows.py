@@ -37,7 +37,7 @@ LEAVE_SECONDS = 1.0
 
 
 class Members(Protocol):
-    """The table of rows, as ``toc.store.records.members`` describes it. Its methods raise TocError."""
+    """The table of rows, as ``toc.store.records.cluster`` describes it. Its methods raise TocError."""
 
     def beat(self, name: str, number: int, timeout: int, data: str) -> list[MemberRow] | None:
         """Write a row and read all living ones; None if there is none to write."""

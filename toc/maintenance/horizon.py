@@ -23,7 +23,7 @@ from toc.model.errors import IndexUnavailable, InvalidDocument, TocError
 from toc.model.horizon import Budget, Choice, Node, Span, choose, spans
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.store.records.identity import Horizon
+from toc.store.records.cluster import Horizon
 from toc.store.store import Store
 
 log = get_logger(__name__)

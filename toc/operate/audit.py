@@ -26,7 +26,7 @@ from toc.model.clock import to_ms
 from toc.model.documents import parse_object
 from toc.model.errors import InvalidDocument, StoreUnavailable, TocError
 from toc.observe.log import get_logger, redact
-from toc.store.records.audit import MAX_TEXT, AuditRow
+from toc.store.records.access import MAX_TEXT, AuditRow
 from toc.store.store import Store
 
 log = get_logger(__name__)

@@ -13,7 +13,7 @@ from toc.model.wire import instant, seconds
 from toc.observe import metrics
 from toc.observe.exposition import quantile
 from toc.operate.operation import Record
-from toc.store.records.minutes import MinuteTable
+from toc.store.records.cluster import MinuteTable
 
 BOUNDS = metrics.LATENESS.metric.buckets
 NOTHING = [0] * (LATENESS + len(BOUNDS) + 1)

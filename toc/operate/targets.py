@@ -9,8 +9,7 @@ from toc.model.finding import Finding, Level
 from toc.model.topic import Delivery, Topic
 from toc.operate.cluster import workers
 from toc.sdk.client import TimeoutCenter
-from toc.store.records.secretbox import key_mark
-from toc.store.records.targets import Resealed
+from toc.store.records.targets import Resealed, key_mark
 
 
 def examine(center: TimeoutCenter, topics: Iterable[Topic]) -> list[Finding]:

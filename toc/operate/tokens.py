@@ -16,8 +16,8 @@ from toc.model.access import Role, Token, check_grant
 from toc.model.clock import Clock
 from toc.model.errors import InvalidInput, NotGranted, TocError, TokensUnavailable, UnknownToken
 from toc.observe.log import get_logger
+from toc.store.records.access import TokenTable
 from toc.store.records.table import State
-from toc.store.records.tokens import TokenTable
 from toc.store.store import Store
 
 log = get_logger(__name__)

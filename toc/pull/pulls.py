@@ -35,7 +35,7 @@ from toc.pull.taker import Taker
 from toc.pull.waiting_pulls import LAST_SECONDS, WaitingPull, WaitingPulls
 from toc.sdk.batcher import Settle, ask_each, not_answered, one_each
 from toc.sdk.client import TimeoutCenter
-from toc.store.records.episodes import writer
+from toc.store.records.cluster import episode_writer
 
 log = get_logger(__name__)
 
@@ -186,7 +186,7 @@ class Pulls:
         self._secret = lease_secret
         holdups = Holdups(center.clock, center.settings.host)
         self._taker = Taker(center, self._waiting, holdups, lease_secret)
-        self._episodes = writer(center.store.episodes, holdups)
+        self._episodes = episode_writer(center.store.episodes, holdups)
         self._batches = LeaseBatches(center, self._taker.outs, self._taker.mover)
         self._releases: set[asyncio.Task[Any]] = set()
         self._started = False

@@ -19,8 +19,7 @@ from toc.model.target import (
     check_url,
     new_secret,
 )
-from toc.store.records.target_book import TargetBook
-from toc.store.records.targets import Resealed, no_target
+from toc.store.records.targets import Resealed, TargetBook, no_target
 
 if TYPE_CHECKING:
     from toc.sdk.parts import Parts

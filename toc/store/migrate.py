@@ -96,7 +96,7 @@ class Migrator:
             return False
         shards = self._shards()
         try:
-            row = Statement(f"SELECT identity FROM {shards.first(IDENTITY_TABLE)}")
+            row = Statement(f"SELECT identity FROM {shards.first[IDENTITY_TABLE]}")
             return bool(shards.topic_server.run([row])[0].rows)
         finally:
             shards.close()

@@ -7,7 +7,7 @@ deployed program needs the old shape.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -96,6 +96,34 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
+_Type = TypeEngine[Any] | type[TypeEngine[Any]]
+
+
+class _Maybe(NamedTuple):
+    """The type of a column that an INSERT may leave out: it is then NULL, or has this default."""
+
+    kind: _Type
+    default: str | None = None
+
+
+def _columns(**kinds: _Type | _Maybe) -> list[Column[Any]]:
+    """Columns by name. What is no _Maybe is never NULL."""
+    return [
+        Column(
+            name,
+            kind.kind if isinstance(kind, _Maybe) else kind,
+            nullable=isinstance(kind, _Maybe) and kind.default is None,
+            server_default=text(kind.default) if isinstance(kind, _Maybe) and kind.default else None,
+        )
+        for name, kind in kinds.items()
+    ]
+
+
+def _key(name: str, kind: _Type) -> Column[Any]:
+    """A column of the primary key."""
+    return Column(name, kind, primary_key=True, autoincrement=False)
+
+
 def _table(metadata: MetaData, name: str, *parts: SchemaItem) -> Table:
     return Table(name, metadata, *parts, **_OPTIONS)
 
@@ -115,41 +143,24 @@ def schedule_table_name(table: int) -> str:
     return f"timeout_schedule_{table:04d}"
 
 
-def task_table(metadata: MetaData, table: int) -> Table:
-    """Declare one of the task tables. TaskRow describes the columns."""
-    return _table(
-        metadata,
-        task_table_name(table),
-        Column("job_id", _ROWID, primary_key=True, autoincrement=False),
-        Column("gmt_create", _INSTANT, nullable=False),
-        Column("gmt_modified", _INSTANT, nullable=False),
-        Column("biz_id", _U64, nullable=False),
-        Column("biz_key", _KEY),
-        Column("biz_type", _U64, nullable=False),
-        Column("status", _TINY, nullable=False),
-        Column("action_time", _INSTANT, nullable=False),
-        Column("next_time", _INSTANT, nullable=False),
-        Column("attribute", String(MAX_ATTRIBUTE_CHARS), nullable=False),
-        Column("version", _U32, nullable=False),
-        Column("attempts", _U16, nullable=False),
-        Column("crashes", _U16, nullable=False),
-        Column("slot_crc", _U32, nullable=False),
-        Column("slot_amount", _U16, nullable=False),
-        Column("dedup_key", _KEY),
-        Column("last_error", String(ERROR_COLUMN_CHARS)),
-        Column("lease_owner", _U64),
-        Column("lease_until", _INSTANT),
-        Column("lease_since", _INSTANT),
-        Column("history", String(MAX_HISTORY_CHARS)),
-        Column("tries", _U16, nullable=False, server_default=text("0")),
-        Column("expires_at", _INSTANT),
-        Column("expired", _TINY, nullable=False, server_default=text("0")),
-        Column("body_length", _U32),
-        Column("body_sha256", _binary(32)),
-        Column("pull_nonce", _binary(16)),
-        Column("pull_began", _INSTANT),
-        Column("redrives", _U16, nullable=False, server_default=text("0")),
-        Column("late", String(MAX_LATE_CHARS)),
+# fmt: off
+
+
+def _declare_task_table(metadata: MetaData, table: int) -> None:
+    """One of the task tables. TaskRow describes the columns."""
+    _table(
+        metadata, task_table_name(table), _key("job_id", _ROWID),
+        *_columns(
+            gmt_create=_INSTANT, gmt_modified=_INSTANT, biz_id=_U64, biz_key=_Maybe(_KEY), biz_type=_U64,
+            status=_TINY, action_time=_INSTANT, next_time=_INSTANT, attribute=String(MAX_ATTRIBUTE_CHARS),
+            version=_U32, attempts=_U16, crashes=_U16, slot_crc=_U32, slot_amount=_U16,
+            dedup_key=_Maybe(_KEY), last_error=_Maybe(String(ERROR_COLUMN_CHARS)),
+            lease_owner=_Maybe(_U64), lease_until=_Maybe(_INSTANT), lease_since=_Maybe(_INSTANT),
+            history=_Maybe(String(MAX_HISTORY_CHARS)), tries=_Maybe(_U16, "0"), expires_at=_Maybe(_INSTANT),
+            expired=_Maybe(_TINY, "0"), body_length=_Maybe(_U32), body_sha256=_Maybe(_binary(32)),
+            pull_nonce=_Maybe(_binary(16)), pull_began=_Maybe(_INSTANT), redrives=_Maybe(_U16, "0"),
+            late=_Maybe(String(MAX_LATE_CHARS)),
+        ),
         # also serves "all tasks of this biz_id"
         UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
         # for the sweep (pending and due) and the list of the dead, newest first; with biz_type, so that tasks
@@ -158,357 +169,185 @@ def task_table(metadata: MetaData, table: int) -> Table:
     )
 
 
-def body_table(metadata: MetaData, table: int) -> Table:
-    """Declare the table of the bodies of one task table's tasks: one row for each version with a body."""
-    return _table(
-        metadata,
-        body_table_name(table),
-        Column("job_id", _U64, primary_key=True, autoincrement=False),
-        Column("version", _U32, primary_key=True, autoincrement=False),
-        Column("content_type", String(255), nullable=False),
-        Column("body", _BODY, nullable=False),
+def _declare_body_table(metadata: MetaData, table: int) -> None:
+    """The bodies of one task table's tasks: a row for each version with a body."""
+    _table(
+        metadata, body_table_name(table), _key("job_id", _U64), _key("version", _U32),
+        *_columns(content_type=String(255), body=_BODY),
     )
 
 
-def schedule_table(metadata: MetaData, table: int) -> Table:
-    """Declare the table of the schedules whose occurrences are in one task table.
+def _declare_schedule_table(metadata: MetaData, table: int) -> None:
+    """The schedules whose occurrences are in one task table.
 
     ``definition`` is a JSON object (model.schedule.Definition), whose topic is also in ``topic``;
     model.schedule_state.State describes the rest.
     ``change_id`` is a random number of the last change, by which its transaction knows its own.
     """
-    return _table(
-        metadata,
-        schedule_table_name(table),
-        Column("name", String(128), primary_key=True),
-        Column("schedule_id", _U64, nullable=False),
-        Column("topic", String(128), nullable=False),
-        Column("definition", Text, nullable=False),
-        Column("version", _U32, nullable=False),
-        Column("change_id", _U64, nullable=False),
-        Column("paused", _TINY, nullable=False),
-        Column("after_time", _INSTANT, nullable=False),
-        Column("next_time", _INSTANT),
-        Column("look_time", _INSTANT),
-        Column("buffered", _INSTANT),
-        Column("last_job_id", _U64),
-        Column("fired", _U64, nullable=False),
-        Column("skipped", _U64, nullable=False),
-        Column("missed", _U64, nullable=False),
-        Column("missed_at", _INSTANT),
-        Column("gmt_create", _INSTANT, nullable=False),
-        Column("gmt_modified", _INSTANT, nullable=False),
+    _table(
+        metadata, schedule_table_name(table), _key("name", String(128)),
+        *_columns(
+            schedule_id=_U64, topic=String(128), definition=Text, version=_U32, change_id=_U64, paused=_TINY,
+            after_time=_INSTANT, next_time=_Maybe(_INSTANT), look_time=_Maybe(_INSTANT),
+            buffered=_Maybe(_INSTANT), last_job_id=_Maybe(_U64), fired=_U64, skipped=_U64, missed=_U64,
+            missed_at=_Maybe(_INSTANT), gmt_create=_INSTANT, gmt_modified=_INSTANT,
+        ),
         # Finds the schedules that need a step, and their topics, which take turns. While none does, only the
         # least look_time is read.
         Index(f"ix_look_{table:04d}", "look_time", "topic"),
     )
 
 
-def request_table(metadata: MetaData) -> Table:
-    """Declare the table of requests that named themselves by an Idempotency-Key; one in each database.
-
-    ``answer`` is the first answer as JSON, null until it is known.
-    """
-    return _table(
-        metadata,
-        REQUEST_TABLE,
-        Column("request_key", _binary(32), primary_key=True),
-        Column("payload", _binary(32), nullable=False),
-        Column("answer", Text),
-        Column("gmt_create", _INSTANT, nullable=False),
+def _declare_shared(metadata: MetaData) -> None:
+    """The tables of which each database has one."""
+    # Requests that named themselves by an Idempotency-Key. ``answer`` is the first answer as JSON, null until
+    # it is known.
+    _table(
+        metadata, REQUEST_TABLE, _key("request_key", _binary(32)),
+        *_columns(payload=_binary(32), answer=_Maybe(Text), gmt_create=_INSTANT),
         Index("ix_request_age", "gmt_create"),
     )
-
-
-def due_table(metadata: MetaData) -> Table:
-    """Declare the table of what comes due when; one in each database.
-
-    For each task table (``number``) it has a row for the minutes of the next hour and one for the hours of
-    the next week (``part``). ``counts`` is JSON (toc.model.due); ``counted_at``: when the count began.
-    """
-    return _table(
-        metadata,
-        DUE_TABLE,
-        Column("number", _ROWID, primary_key=True, autoincrement=False),
-        Column("part", String(8), primary_key=True),
-        Column("counts", _LONG_TEXT, nullable=False),
-        Column("counted_at", _INSTANT, nullable=False),
+    # What comes due when. For each task table (``number``) it has a row for the minutes of the next hour and
+    # one for the hours of the next week (``part``). ``counts`` is JSON (toc.model.due); ``counted_at``: when
+    # the count began.
+    _table(
+        metadata, DUE_TABLE, _key("number", _ROWID), _key("part", String(8)),
+        *_columns(counts=_LONG_TEXT, counted_at=_INSTANT),
     )
 
 
-def topic_table(metadata: MetaData) -> Table:
-    """Declare the topic table, in the first database. Topic describes the columns."""
-    return _table(
-        metadata,
-        TOPIC_TABLE,
-        Column("name", String(128), primary_key=True),
-        Column("biz_type", _U64, nullable=False),
-        Column("slot_amount", _U16, nullable=False),
-        Column("topic_type", String(16), nullable=False),
-        Column("retries", _TINY, nullable=False),
-        Column("backoff", String(16), nullable=False),
-        Column("backoff_base", Double, nullable=False),
-        Column("backoff_cap", Double, nullable=False),
-        Column("prepare_timeout", _U32, nullable=False),
-        Column("max_runtime", _U32, nullable=False),
-        Column("horizon", _U32, nullable=False),
-        Column("retention", _U32, nullable=False),
-        Column("paused", _TINY, nullable=False),
-        Column("gmt_create", _INSTANT, nullable=False),
-        Column("gmt_modified", _INSTANT, nullable=False),
-        Column("version", _U32, nullable=False),
-        Column("concurrency", _U32, nullable=False, server_default=text("0")),
-        Column("resume_rate", _U32, nullable=False, server_default=text("0")),
-        Column("resumed_at", _U64, nullable=False, server_default=text("0")),
-        Column("delivery", String(16), nullable=False, server_default=text("'handler'")),
-        Column("closed", _TINY, nullable=False, server_default=text("0")),
-        Column("target", String(128), nullable=False, server_default=text("''")),
-        Column("expires_in", _U32, nullable=False, server_default=text("0")),
-        Column("paused_at", _U64, nullable=False, server_default=text("0")),
-        UniqueConstraint("biz_type", name="uk_biz_type"),
-    )
+def first_tables(metadata: MetaData) -> dict[str, Table]:
+    """Declare the tables that only the first database has, and return them by name."""
+    tables = [
+        # Topics. Topic describes the columns.
+        _table(
+            metadata, TOPIC_TABLE, _key("name", String(128)),
+            *_columns(
+                biz_type=_U64, slot_amount=_U16, topic_type=String(16), retries=_TINY, backoff=String(16),
+                backoff_base=Double, backoff_cap=Double, prepare_timeout=_U32, max_runtime=_U32,
+                horizon=_U32, retention=_U32, paused=_TINY, gmt_create=_INSTANT, gmt_modified=_INSTANT,
+                version=_U32, concurrency=_Maybe(_U32, "0"), resume_rate=_Maybe(_U32, "0"),
+                resumed_at=_Maybe(_U64, "0"), delivery=_Maybe(String(16), "'handler'"),
+                closed=_Maybe(_TINY, "0"), target=_Maybe(String(128), "''"), expires_in=_Maybe(_U32, "0"),
+                paused_at=_Maybe(_U64, "0"),
+            ),
+            UniqueConstraint("biz_type", name="uk_biz_type"),
+        ),
+        # One row, number 1: the identity of the task table. ``lease_secret``, in hexadecimal digits, seals
+        # the leases of consumers. ``indexed``: whether Redis holds an index of the tasks. ``horizon`` (s) is
+        # how far ahead it reaches at most, 0 for no bound; ``horizon_why`` and ``horizon_since`` (ms) tell of
+        # it, ``horizon_looked`` (ms) when somebody last looked whether it still fits.
+        _table(
+            metadata, IDENTITY_TABLE, _key("number", _TINY),
+            *_columns(
+                identity=String(32), lease_secret=String(64), indexed=_Maybe(_TINY, "1"), gmt_create=_INSTANT,
+                horizon=_Maybe(_U32, "0"), horizon_why=_Maybe(String(255), "''"),
+                horizon_since=_Maybe(_U64, "0"), horizon_looked=_Maybe(_U64, "0"),
+            ),
+        ),
+        # Topic templates. ``policies`` is a JSON object.
+        _table(
+            metadata, "timeout_template", _key("pattern", String(128)),
+            *_columns(
+                policies=Text, most_topics=_U32, gmt_create=_INSTANT, gmt_modified=_INSTANT, version=_U32,
+            ),
+        ),
+        # The biz_types of deleted topics. None is used again. ``retention``: for how many seconds the topics'
+        # finished rows are kept.
+        _table(
+            metadata, "timeout_retired", _key("biz_type", _ROWID),
+            *_columns(name=String(128), retention=_U32, gmt_create=_INSTANT),
+        ),
+        # Access tokens. ``roles``, ``topics`` (patterns) and ``limits`` are JSON. The token itself is not
+        # stored, only its hash.
+        _table(
+            metadata, "timeout_token", _key("name", String(64)),
+            *_columns(
+                sha256=_binary(32), roles=String(255), topics=Text, limits=Text, expires_at=_Maybe(_INSTANT),
+                revoked_at=_Maybe(_INSTANT), created_by=String(128), gmt_create=_INSTANT, version=_U32,
+            ),
+            UniqueConstraint("sha256", name="uk_token_sha256"),
+        ),
+        # Webhook targets. ``settings`` is JSON: timeout, concurrency, rate, dead_on, header_names. ``sealed``
+        # holds secrets and headers as an encrypted JSON object. ``change_id`` is a random number of the last
+        # change.
+        _table(
+            metadata, "timeout_target", _key("name", String(128)),
+            *_columns(
+                url=Text, settings=Text, paused=_TINY, paused_by=String(128), paused_why=String(255),
+                previous_until=_Maybe(_INSTANT), sealed=Text, change_id=_U64, gmt_create=_INSTANT,
+                gmt_modified=_INSTANT,
+            ),
+        ),
+        # Operators' actions: a row of intent, one of the result, both with the same ``action_id``.
+        # ``details`` and ``result`` are JSON.
+        _table(
+            metadata, "timeout_audit", Column("audit_id", _ROWID, primary_key=True),
+            *_columns(
+                action_id=String(32), phase=String(8), actor=String(128), action=String(64),
+                target=String(255), details=Text, result=_Maybe(Text), gmt_create=_INSTANT,
+            ),
+            Index("ix_audit_age", "gmt_create"),
+        ),
+        # Bulk jobs. toc.model.bulk.BulkJob describes the columns; ``details`` and ``counts`` are JSON.
+        # ``owner`` is a random number of the gateway process that works on the job, until ``lease_until`` at
+        # most.
+        _table(
+            metadata, "timeout_bulk", _key("name", String(32)),
+            *_columns(
+                kind=String(16), topic=String(128), details=Text, created_by=String(128), rate=Double,
+                tasks=_U32, state=String(16), done=_U32, counts=Text, error=String(1000), owner=_Maybe(_U64),
+                lease_until=_Maybe(_INSTANT), gmt_create=_INSTANT, gmt_modified=_INSTANT,
+                ended=_Maybe(_INSTANT),
+            ),
+        ),
+        # The tasks of bulk jobs: a row for each toc.model.bulk.PART. ``job_ids`` has eight bytes for each,
+        # lowest first; ``outcomes`` one byte for each that was done (toc.model.bulk.STORED).
+        _table(
+            metadata, "timeout_bulk_part", _key("name", String(32)), _key("part", _U32),
+            *_columns(job_ids=_BODY, outcomes=_BODY, gmt_create=_INSTANT),
+        ),
+        # Episodes of late tasks. Episode describes the columns.
+        _table(
+            metadata, "timeout_episode", _key("episode_id", _ROWID),
+            *_columns(
+                topic=String(128), cause=String(32), who=String(300), since_time=_INSTANT,
+                until_time=_INSTANT, gmt_create=_INSTANT, tasks=_U32, unwritten=_U32, worst=_U64, job_id=_U64,
+                evidence=String(255),
+            ),
+            Index("ix_episode_age", "gmt_create"),
+        ),
+        # Members without ZooKeeper: a row for each daemon. ``beat`` counts its writes, ``heartbeat`` is the
+        # instant of the last one, by the server's clock, and ``timeout`` the time (ms) without one after
+        # which others may call it ``dead``. ``data`` is a JSON object (toc.coordination.members).
+        _table(
+            metadata, "timeout_member", _key("name", String(300)),
+            *_columns(
+                host=String(255), beat=_U64, heartbeat=_INSTANT, timeout=_U32, dead=_TINY, data=_LONG_TEXT,
+                gmt_create=_INSTANT,
+            ),
+        ),
+        # What was done in each of the last minutes. ``member``: whose row it is, a daemon or embedded worker,
+        # each time it runs. ``counts`` is JSON (toc.model.minute).
+        _table(
+            metadata, "timeout_minute", _key("minute", _INSTANT), _key("member", String(300)),
+            *_columns(counts=_LONG_TEXT),
+        ),
+    ]
+    return {table.name: table for table in tables}
 
 
-def template_table(metadata: MetaData) -> Table:
-    """Declare the table of topic templates, in the first database. ``policies`` is a JSON object."""
-    return _table(
-        metadata,
-        "timeout_template",
-        Column("pattern", String(128), primary_key=True),
-        Column("policies", Text, nullable=False),
-        Column("most_topics", _U32, nullable=False),
-        Column("gmt_create", _INSTANT, nullable=False),
-        Column("gmt_modified", _INSTANT, nullable=False),
-        Column("version", _U32, nullable=False),
-    )
-
-
-def retired_table(metadata: MetaData) -> Table:
-    """Declare the table of biz_types of deleted topics, in the first database. None is used again.
-
-    ``retention``: for how many seconds the topics' finished rows are kept.
-    """
-    return _table(
-        metadata,
-        "timeout_retired",
-        Column("biz_type", _ROWID, primary_key=True, autoincrement=False),
-        Column("name", String(128), nullable=False),
-        Column("retention", _U32, nullable=False),
-        Column("gmt_create", _INSTANT, nullable=False),
-    )
-
-
-def token_table(metadata: MetaData) -> Table:
-    """Declare the table of access tokens, in the first database.
-
-    ``roles``, ``topics`` (patterns) and ``limits`` are JSON. The token itself is not stored, only its hash.
-    """
-    return _table(
-        metadata,
-        "timeout_token",
-        Column("name", String(64), primary_key=True),
-        Column("sha256", _binary(32), nullable=False),
-        Column("roles", String(255), nullable=False),
-        Column("topics", Text, nullable=False),
-        Column("limits", Text, nullable=False),
-        Column("expires_at", _INSTANT),
-        Column("revoked_at", _INSTANT),
-        Column("created_by", String(128), nullable=False),
-        Column("gmt_create", _INSTANT, nullable=False),
-        Column("version", _U32, nullable=False),
-        UniqueConstraint("sha256", name="uk_token_sha256"),
-    )
-
-
-def target_table(metadata: MetaData) -> Table:
-    """Declare the table of webhook targets, in the first database.
-
-    ``settings`` is JSON: timeout, concurrency, rate, dead_on, header_names. ``sealed`` holds secrets and
-    headers as an encrypted JSON object. ``change_id`` is a random number of the last change.
-    """
-    return _table(
-        metadata,
-        "timeout_target",
-        Column("name", String(128), primary_key=True),
-        Column("url", Text, nullable=False),
-        Column("settings", Text, nullable=False),
-        Column("paused", _TINY, nullable=False),
-        Column("paused_by", String(128), nullable=False),
-        Column("paused_why", String(255), nullable=False),
-        Column("previous_until", _INSTANT),
-        Column("sealed", Text, nullable=False),
-        Column("change_id", _U64, nullable=False),
-        Column("gmt_create", _INSTANT, nullable=False),
-        Column("gmt_modified", _INSTANT, nullable=False),
-    )
-
-
-def audit_table(metadata: MetaData) -> Table:
-    """Declare the table of operators' actions, in the first database: a row of intent, one of the result.
-
-    ``action_id`` is the same in both. ``details`` and ``result`` are JSON.
-    """
-    return _table(
-        metadata,
-        "timeout_audit",
-        Column("audit_id", _ROWID, primary_key=True, autoincrement=True),
-        Column("action_id", String(32), nullable=False),
-        Column("phase", String(8), nullable=False),
-        Column("actor", String(128), nullable=False),
-        Column("action", String(64), nullable=False),
-        Column("target", String(255), nullable=False),
-        Column("details", Text, nullable=False),
-        Column("result", Text),
-        Column("gmt_create", _INSTANT, nullable=False),
-        Index("ix_audit_age", "gmt_create"),
-    )
-
-
-def bulk_table(metadata: MetaData) -> Table:
-    """Declare the table of bulk jobs, in the first database. toc.model.bulk.BulkJob describes the columns.
-
-    ``details`` and ``counts`` are JSON objects. ``owner`` is a random number of the gateway process that
-    works on the job, until ``lease_until`` at most.
-    """
-    return _table(
-        metadata,
-        "timeout_bulk",
-        Column("name", String(32), primary_key=True),
-        Column("kind", String(16), nullable=False),
-        Column("topic", String(128), nullable=False),
-        Column("details", Text, nullable=False),
-        Column("created_by", String(128), nullable=False),
-        Column("rate", Double, nullable=False),
-        Column("tasks", _U32, nullable=False),
-        Column("state", String(16), nullable=False),
-        Column("done", _U32, nullable=False),
-        Column("counts", Text, nullable=False),
-        Column("error", String(1000), nullable=False),
-        Column("owner", _U64),
-        Column("lease_until", _INSTANT),
-        Column("gmt_create", _INSTANT, nullable=False),
-        Column("gmt_modified", _INSTANT, nullable=False),
-        Column("ended", _INSTANT),
-    )
-
-
-def bulk_part_table(metadata: MetaData) -> Table:
-    """Declare the table of the tasks of bulk jobs, in the first database: a row for each toc.model.bulk.PART.
-
-    ``job_ids`` has eight bytes for each, the lowest first; ``outcomes`` one byte for each that was done
-    (toc.model.bulk.STORED).
-    """
-    return _table(
-        metadata,
-        "timeout_bulk_part",
-        Column("name", String(32), primary_key=True),
-        Column("part", _U32, primary_key=True, autoincrement=False),
-        Column("job_ids", _BODY, nullable=False),
-        Column("outcomes", _BODY, nullable=False),
-        Column("gmt_create", _INSTANT, nullable=False),
-    )
-
-
-def episode_table(metadata: MetaData) -> Table:
-    """Declare the table of episodes of late tasks, in the first database. Episode describes the columns."""
-    return _table(
-        metadata,
-        "timeout_episode",
-        Column("episode_id", _ROWID, primary_key=True, autoincrement=False),
-        Column("topic", String(128), nullable=False),
-        Column("cause", String(32), nullable=False),
-        Column("who", String(300), nullable=False),
-        Column("since_time", _INSTANT, nullable=False),
-        Column("until_time", _INSTANT, nullable=False),
-        Column("gmt_create", _INSTANT, nullable=False),
-        Column("tasks", _U32, nullable=False),
-        Column("unwritten", _U32, nullable=False),
-        Column("worst", _U64, nullable=False),
-        Column("job_id", _U64, nullable=False),
-        Column("evidence", String(255), nullable=False),
-        Index("ix_episode_age", "gmt_create"),
-    )
-
-
-def identity_table(metadata: MetaData) -> Table:
-    """Declare the table of the task table's identity, in the first database: one row, number 1.
-
-    ``lease_secret``, in hexadecimal digits, seals the leases of consumers. ``indexed``: whether Redis
-    holds an index of the tasks. ``horizon`` (s) is how far ahead it reaches at most, 0 for no bound;
-    ``horizon_why`` and ``horizon_since`` (ms) tell of it, ``horizon_looked`` (ms) when somebody last looked
-    whether it still fits.
-    """
-    return _table(
-        metadata,
-        IDENTITY_TABLE,
-        Column("number", _TINY, primary_key=True, autoincrement=False),
-        Column("identity", String(32), nullable=False),
-        Column("lease_secret", String(64), nullable=False),
-        Column("indexed", _TINY, nullable=False, server_default=text("1")),
-        Column("gmt_create", _INSTANT, nullable=False),
-        Column("horizon", _U32, nullable=False, server_default=text("0")),
-        Column("horizon_why", String(255), nullable=False, server_default=text("''")),
-        Column("horizon_since", _U64, nullable=False, server_default=text("0")),
-        Column("horizon_looked", _U64, nullable=False, server_default=text("0")),
-    )
-
-
-def member_table(metadata: MetaData) -> Table:
-    """Declare the table of members without ZooKeeper, in the first database: a row for each daemon.
-
-    ``beat`` counts its writes, ``heartbeat`` is the instant of the last one, by the server's clock, and
-    ``timeout`` the time (ms) without one after which others may call it ``dead``. ``data`` is a JSON object
-    (toc.coordination.members).
-    """
-    return _table(
-        metadata,
-        "timeout_member",
-        Column("name", String(300), primary_key=True),
-        Column("host", String(255), nullable=False),
-        Column("beat", _U64, nullable=False),
-        Column("heartbeat", _INSTANT, nullable=False),
-        Column("timeout", _U32, nullable=False),
-        Column("dead", _TINY, nullable=False),
-        Column("data", _LONG_TEXT, nullable=False),
-        Column("gmt_create", _INSTANT, nullable=False),
-    )
-
-
-def minute_table(metadata: MetaData) -> Table:
-    """Declare the table of what was done in each of the last minutes, in the first database.
-
-    ``member``: whose row it is, a daemon or embedded worker, each time it runs. ``counts`` is JSON
-    (toc.model.minute).
-    """
-    return _table(
-        metadata,
-        "timeout_minute",
-        Column("minute", _INSTANT, primary_key=True),
-        Column("member", String(300), primary_key=True),
-        Column("counts", _LONG_TEXT, nullable=False),
-    )
+# fmt: on
 
 
 def database_metadata(database: int, databases: int, tables: int) -> MetaData:
     """Declare the tables of one database, with unqualified names."""
     metadata = MetaData()
     for table in range(database, tables, databases):
-        task_table(metadata, table)
-        body_table(metadata, table)
-        schedule_table(metadata, table)
-    request_table(metadata)
-    due_table(metadata)
+        _declare_task_table(metadata, table)
+        _declare_body_table(metadata, table)
+        _declare_schedule_table(metadata, table)
+    _declare_shared(metadata)
     if database == 0:
-        topic_table(metadata)
-        identity_table(metadata)
-        template_table(metadata)
-        retired_table(metadata)
-        token_table(metadata)
-        audit_table(metadata)
-        bulk_table(metadata)
-        bulk_part_table(metadata)
-        episode_table(metadata)
-        target_table(metadata)
-        member_table(metadata)
-        minute_table(metadata)
+        first_tables(metadata)
     return metadata

@@ -16,31 +16,11 @@ from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import TaskRow, check_expiry
 from toc.store.check import require, require_layout
-from toc.store.records.audit import AuditTable
+from toc.store.records.access import AuditTable, TokenTable
 from toc.store.records.bulk import BulkTable
-from toc.store.records.episodes import EpisodeTable
-from toc.store.records.identity import IdentityTable
-from toc.store.records.members import MemberTable
-from toc.store.records.minutes import MinuteTable
-from toc.store.records.secretbox import SecretBox
-from toc.store.records.targets import TargetTable
-from toc.store.records.templates import TemplateTable
-from toc.store.records.tokens import TokenTable
-from toc.store.records.topics import TopicTable
-from toc.store.schema import (
-    audit_table,
-    bulk_part_table,
-    bulk_table,
-    episode_table,
-    identity_table,
-    member_table,
-    minute_table,
-    retired_table,
-    target_table,
-    template_table,
-    token_table,
-    topic_table,
-)
+from toc.store.records.cluster import EpisodeTable, IdentityTable, MemberTable, MinuteTable
+from toc.store.records.targets import SecretBox, TargetTable
+from toc.store.records.topics import TemplateTable, TopicTable
 from toc.store.servers import fitness
 from toc.store.servers.server import DatabaseServer, Options, Statement, pause
 from toc.store.servers.shards import Layout, Shards
@@ -110,18 +90,16 @@ class Store(Batches):
         self.scans = Scans(shards)
         self.due_counts = DueCounts(shards)
         self.pulls = Pulls(shards, self._stamp)
-        first, metadata = shards.topic_server, shards.first_metadata
-        topics, retired, identity = topic_table(metadata), retired_table(metadata), identity_table(metadata)
-        self.topics = TopicTable(first, topics, retired, identity, clock)
-        self.identity = IdentityTable(first, identity, clock, indexed=indexed)
-        self.templates = TemplateTable(first, template_table(metadata), clock)
-        self.tokens = TokenTable(first, token_table(metadata), clock)
-        self.targets = TargetTable(first, target_table(metadata), SecretBox(secret_keys), clock)
-        self.members = MemberTable(first, member_table(metadata), clock)
-        self.minutes = MinuteTable(first, minute_table(metadata), clock)
-        self.audit = AuditTable(first, audit_table(metadata), clock)
-        self.bulk = BulkTable(first, bulk_table(metadata), bulk_part_table(metadata), clock)
-        self.episodes = EpisodeTable(first, episode_table(metadata), clock)
+        self.topics = TopicTable(shards, clock)
+        self.identity = IdentityTable(shards, clock, indexed=indexed)
+        self.templates = TemplateTable(shards, clock)
+        self.tokens = TokenTable(shards, clock)
+        self.targets = TargetTable(shards, SecretBox(secret_keys), clock)
+        self.members = MemberTable(shards, clock)
+        self.minutes = MinuteTable(shards, clock)
+        self.audit = AuditTable(shards, clock)
+        self.bulk = BulkTable(shards, clock)
+        self.episodes = EpisodeTable(shards, clock)
 
     def close(self) -> None:
         """Close idle connections. May be called twice; the store connects again if it is used."""

@@ -26,8 +26,7 @@ from toc.model.topic import Delivery
 from toc.observe.log import get_logger
 from toc.observe.metrics import WEBHOOK_BREAKERS, WEBHOOK_REQUESTS, WEBHOOK_SECONDS
 from toc.observe.tracing import traceparent
-from toc.store.records.target_book import TargetBook
-from toc.store.records.targets import TargetTable
+from toc.store.records.targets import TargetBook, TargetTable
 from toc.webhooks.answers import Meaning, Response, meaning
 from toc.webhooks.capacity import Full
 from toc.webhooks.connect import Lookup

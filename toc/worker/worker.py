@@ -16,8 +16,8 @@ from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.parts import open_queues
-from toc.store.records.episodes import writer
-from toc.store.records.secretbox import key_mark
+from toc.store.records.cluster import episode_writer
+from toc.store.records.targets import key_mark
 from toc.worker.beat import Beat
 from toc.worker.control import ControlPipe, Suspect, unpack
 from toc.worker.deliveries import Deliveries, WebhookHandlers
@@ -148,7 +148,7 @@ class Worker:
             *self.services.loops,
             *self.rows.loops,
             self._catalog,
-            writer(center.store.episodes, self._late),
+            episode_writer(center.store.episodes, self._late),
             *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
         ]
         self.beat = Beat(

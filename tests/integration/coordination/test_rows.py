@@ -19,7 +19,7 @@ from toc.model.errors import StoreUnavailable
 from toc.model.member import MemberRow
 from toc.model.topic import Delivery, Slot
 from toc.store.migrate import Migrator
-from toc.store.records.members import MemberTable
+from toc.store.records.cluster import MemberTable
 from toc.store.store import Store
 
 TOPICS = {"order.close": 8, "~tables": 4}

@@ -25,7 +25,7 @@ from toc.model.access import MATRIX, Role
 from toc.model.lateness import Cause, Episode
 from toc.model.topic import Topic
 from toc.sdk.client import TimeoutCenter
-from toc.store.records.secretbox import new_key
+from toc.store.records.targets import new_key
 from toc.store.tasks.history import FailedTry, line
 
 

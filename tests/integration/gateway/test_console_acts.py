@@ -21,7 +21,7 @@ from toc.console.pages import PAGES
 from toc.model.access import CLUSTER_ACTIONS, MATRIX, Role
 from toc.model.task import NewTask, TaskStatus
 from toc.model.verdict import Failure
-from toc.store.records.secretbox import new_key
+from toc.store.records.targets import new_key
 
 TOPIC, OTHER = "test.sync", "test.doomed"
 PATH = {"topic": TOPIC, "job_id": "1234567", "name": "nobody", "host": "nobody", "slot": f"{TOPIC}_0"}

@@ -17,7 +17,7 @@ from harness.system import System
 
 from toc import Settings, TimeoutCenter
 from toc.model.task import TaskStatus
-from toc.store.records.secretbox import new_key
+from toc.store.records.targets import new_key
 
 JSON = "application/json; charset=utf-8"
 DONE = "操作成功"

@@ -21,7 +21,7 @@ from toc.operate.audit import action_record
 from toc.operate.targets import examine
 from toc.sdk.batcher import Batcher
 from toc.sdk.client import TimeoutCenter
-from toc.store.records.secretbox import new_key
+from toc.store.records.targets import new_key
 
 KEY = new_key()
 CANARY = "hunter2canary"

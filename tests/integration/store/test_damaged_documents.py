@@ -14,8 +14,8 @@ from toc.model.target import Target, TargetSecrets, new_secret
 from toc.model.template import Template
 from toc.model.topic import Topic
 from toc.operate.audit import action_record, audited
-from toc.store.records.secretbox import new_key
 from toc.store.records.table import RecordTable
+from toc.store.records.targets import new_key
 from toc.store.servers.server import Statement
 from toc.store.store import Store
 from toc.store.tasks.history import FailedTry, line, parse

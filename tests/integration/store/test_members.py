@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from toc.dev.local.process import until
-from toc.store.records import members
+from toc.store.records import cluster
 from toc.store.store import Store
 
 
@@ -73,7 +73,7 @@ def test_the_long_dead_are_forgotten_when_another_joins(
     table.bury("gone", 1)
     table.join("a", "h", 1, 6000, "{}")
     assert len(table.list()) == 3
-    monkeypatch.setattr(members, "KEPT_MS", 0)
+    monkeypatch.setattr(cluster, "DEAD_KEPT_MS", 0)
     assert until(lambda: table.list()[1].age > 1, 60)
     table.join("b", "h", 1, 6000, "{}")
     assert [row.name for row in table.list()] == ["a", "b", "silent"], "only others may call one dead"

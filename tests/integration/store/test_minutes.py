@@ -45,7 +45,7 @@ class Member:
 @pytest.fixture
 def minutes(store: Store) -> Store:
     """A store whose table of minutes is empty."""
-    store._shards.topic_server.run([Statement(f"DELETE FROM {store._shards.first('timeout_minute')}")])
+    store._shards.topic_server.run([Statement(f"DELETE FROM {store._shards.first['timeout_minute']}")])
     return store
 
 
@@ -136,7 +136,7 @@ def test_a_minute_that_cannot_be_read_hides_no_other(minutes: Store) -> None:
     member = Member(minutes, StandingClock(NOW), "h1")
     member.does("a", 2)
     pass_minutes(1, member)
-    server, table = minutes._shards.topic_server, minutes._shards.first("timeout_minute")
+    server, table = minutes._shards.topic_server, minutes._shards.first["timeout_minute"]
     instant = server.instant(NOW)
     for number, text in enumerate(("[]", "{}", '{"most":1,"topics":{"a":["x"]}}', "nonsense")):
         insert = f"INSERT INTO {table} (minute,member,counts) VALUES ({instant},%s,%s)"

@@ -14,9 +14,7 @@ from structlog.testing import capture_logs
 from toc.model.clock import Clock
 from toc.model.errors import SecretsLocked, UnknownTarget
 from toc.model.target import Target, TargetSecrets, new_secret
-from toc.store.records.secretbox import new_key
-from toc.store.records.target_book import TargetBook
-from toc.store.records.targets import TargetTable
+from toc.store.records.targets import TargetBook, TargetTable, new_key
 from toc.store.servers.server import Statement
 from toc.store.store import Store
 
@@ -189,7 +187,7 @@ def test_a_rotation_whose_answer_is_lost_is_made_once(
     """Else the former secret, which the receiver has, would no longer sign."""
     store = mysql_place.open(secret_keys=KEYS)
     store.targets.create(target("lost"), SECRETS)
-    behind = TargetTable(through_proxy.targets._server, store.targets._table, store.targets._box, Clock())
+    behind = TargetTable(through_proxy._shards, store.targets._box, Clock())
     new = new_secret()
 
     def rotate(found: Target, opened: TargetSecrets | None) -> tuple[Target, TargetSecrets]:
@@ -210,7 +208,7 @@ def test_a_book_works_from_what_it_knows_while_the_server_is_away(
 ) -> None:
     store = mysql_place.open(secret_keys=KEYS)
     stored = store.targets.create(target("away"), SECRETS)
-    behind = TargetTable(through_proxy.targets._server, store.targets._table, store.targets._box, Clock())
+    behind = TargetTable(through_proxy._shards, store.targets._box, Clock())
     book = TargetBook(behind, SetClock())
     book.run_once()
     proxy.close()

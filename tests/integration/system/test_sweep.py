@@ -23,7 +23,7 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Delivery, Slot
 from toc.observe.metrics import ROWS_WITHOUT_TOPIC, SWEEP_ADDED
 from toc.sdk.submission import RowMaker
-from toc.store.records.identity import Horizon
+from toc.store.records.cluster import Horizon
 from toc.store.tasks.pulls import HandOut
 
 

@@ -29,7 +29,7 @@ from toc.model.target import ATTRIBUTE
 from toc.model.task import Task
 from toc.operate import admin
 from toc.operate.bulk import redrive
-from toc.store.records.secretbox import new_key
+from toc.store.records.targets import new_key
 from toc.webhooks.connect import Lookup
 from toc.webhooks.handlers import Webhooks
 from toc.webhooks.sender import Sender

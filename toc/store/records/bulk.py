@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Table, and_, delete, exists, insert, literal_column, or_, select, update
+from sqlalchemy import and_, delete, exists, insert, or_, select, update
 
 from toc.model.bulk import PART, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.clock import Clock
@@ -20,7 +20,8 @@ from toc.model.documents import parse_object
 from toc.model.errors import UnknownBulk, shown
 from toc.observe.log import get_logger
 from toc.store.records.table import RecordTable
-from toc.store.servers.server import DatabaseServer, Duplicate, Lost
+from toc.store.servers.server import Duplicate, Lost
+from toc.store.servers.shards import Shards
 
 log = get_logger(__name__)
 
@@ -44,9 +45,11 @@ class Part(NamedTuple):
 class BulkTable(RecordTable):
     """The bulk jobs. Any method raises StoreUnavailable or SchemaBehind."""
 
-    def __init__(self, server: DatabaseServer, table: Table, parts: Table, clock: Clock) -> None:
-        super().__init__(server, table, clock)
-        self._parts = parts
+    in_schema = "timeout_bulk"
+
+    def __init__(self, shards: Shards, clock: Clock) -> None:
+        super().__init__(shards, clock)
+        self._parts = shards.first["timeout_bulk_part"]
 
     def add(self, job: BulkJob, job_ids: Sequence[int]) -> None:
         """Add a job with its tasks. It begins once all is written."""
@@ -97,8 +100,8 @@ class BulkTable(RecordTable):
 
     def move(self, name: str, before: BulkState, after: BulkState) -> bool:
         """Stop or resume a job. False if it is not in the state ``before``."""
-        values = {"state": after.value, "error": "", "gmt_modified": self._clock.now_ms()}
-        return self._change(and_(self._column.name == name, self._column.state == before.value), values) == 1
+        where = self._column.name == name, self._column.state == before.value
+        return self._change(*where, state=after.value, error="", gmt_modified=self._clock.now_ms()) == 1
 
     # --- by processes that work on them
 
@@ -113,7 +116,7 @@ class BulkTable(RecordTable):
             free = and_(column.name == only, free)
         found = [str(name) for (name,) in self._rows(select(column.name).where(free))]
         values = {"owner": owner, "lease_until": self._from_now(LEASE_MS)}
-        return [name for name in found if self._change(and_(column.name == name, free), values) == 1]
+        return [name for name in found if self._change(column.name == name, free, **values) == 1]
 
     def save(
         self,
@@ -151,8 +154,7 @@ class BulkTable(RecordTable):
 
     def let_go(self, name: str, owner: int) -> None:
         """Give a claimed job back, for others to claim at once."""
-        ours = and_(self._column.name == name, self._column.owner == owner)
-        self._change(ours, {"owner": None, "lease_until": None})
+        self._change(self._column.name == name, self._column.owner == owner, owner=None, lease_until=None)
 
     def purge(self, keep: int) -> int:
         """Delete jobs that were done or stopped more than ``keep`` ms ago, then parts without a job. Returns
@@ -161,20 +163,12 @@ class BulkTable(RecordTable):
         old = and_(column.state != BulkState.RUNNING.value, column.gmt_modified < self._from_now(-keep))
         names = [name for (name,) in self._rows(select(column.name).where(old).limit(PURGED_TOGETHER))]
         if names:
-            self._server.run([self._compiled(delete(self._table).where(column.name.in_(names)))])
-        orphan = and_(
-            parts.gmt_create < self._from_now(-ORPHAN_MS), ~exists().where(column.name == parts.name)
-        )
+            self._write(delete(self._table).where(column.name.in_(names)))
+        old = parts.gmt_create < self._from_now(-ORPHAN_MS)
+        orphan = and_(old, ~exists().where(column.name == parts.name))
         for (name,) in self._rows(select(parts.name).where(orphan).distinct().limit(PURGED_TOGETHER)):
-            self._server.run([self._compiled(delete(self._parts).where(parts.name == name))])
+            self._write(delete(self._parts).where(parts.name == name))
         return len(names)
-
-    def _change(self, where: ColumnElement[bool], values: Mapping[str, Any]) -> int:
-        return self._write(update(self._table).where(where).values(values))
-
-    def _from_now(self, milliseconds: int) -> ColumnElement[Any]:
-        """An instant by the server's own clock."""
-        return literal_column(self._server.from_now(milliseconds))
 
     def _jobs(self, rows: Sequence[Any]) -> Iterator[BulkJob]:
         for values in rows:

@@ -11,11 +11,22 @@ from functools import cached_property
 from re import Pattern
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import ClauseElement, ColumnElement, Table, and_, delete, func, insert, select, update
+from sqlalchemy import (
+    ClauseElement,
+    ColumnElement,
+    and_,
+    delete,
+    func,
+    insert,
+    literal_column,
+    select,
+    update,
+)
 
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import InvalidInput, NameTaken, StoreUnavailable, shown
-from toc.store.servers.server import DatabaseServer, Duplicate, Statement
+from toc.store.servers.server import Duplicate, Statement
+from toc.store.servers.shards import Shards
 
 R = TypeVar("R")
 
@@ -32,10 +43,13 @@ State = tuple[int, int]
 class RecordTable:
     """A table that only the first database has. Any method raises StoreUnavailable or SchemaBehind."""
 
-    def __init__(self, server: DatabaseServer, table: Table, clock: Clock) -> None:
-        self._server = server
-        self._table = table
-        self._column = table.c
+    in_schema: str
+    """Its name in toc.store.schema."""
+
+    def __init__(self, shards: Shards, clock: Clock) -> None:
+        self._server = shards.topic_server
+        self._table = shards.first[self.in_schema]
+        self._column = self._table.c
         self._clock = clock
 
     def _compiled(self, statement: ClauseElement) -> Statement:
@@ -55,6 +69,14 @@ class RecordTable:
         """Make a change once. Returns how many rows it matched. Raises Duplicate."""
         return self._server.run([self._compiled(change)], again=False)[0].matched
 
+    def _change(self, *where: ColumnElement[bool], **values: Any) -> int:
+        """Change rows once. Returns how many matched."""
+        return self._write(update(self._table).where(*where).values(values))
+
+    def _from_now(self, milliseconds: int) -> ColumnElement[Any]:
+        """An instant by the server's own clock."""
+        return literal_column(self._server.from_now(milliseconds))
+
 
 class NamedTable(RecordTable, ABC, Generic[R]):
     """A table of records with names. Any method raises StoreUnavailable or SchemaBehind."""
@@ -67,9 +89,9 @@ class NamedTable(RecordTable, ABC, Generic[R]):
     guard = "version"
     """The column that each change of a row changes."""
 
-    def __init__(self, server: DatabaseServer, table: Table, clock: Clock) -> None:
-        super().__init__(server, table, clock)
-        (self._name,) = table.primary_key
+    def __init__(self, shards: Shards, clock: Clock) -> None:
+        super().__init__(shards, clock)
+        (self._name,) = self._table.primary_key
         self._complains = RateLimit(clock, COMPLAIN_SECONDS)
 
     @abstractmethod
@@ -129,9 +151,8 @@ class NamedTable(RecordTable, ABC, Generic[R]):
 
     def _update(self, *where: ColumnElement[bool], **values: Any) -> bool:
         """Change a row and its version. False if none is at these conditions any more."""
-        version = self._column.version
-        values |= {"gmt_modified": self._clock.now_ms(), "version": version + 1}
-        return self._write(update(self._table).where(*where).values(values)) == 1
+        values |= {"gmt_modified": self._clock.now_ms(), "version": self._column.version + 1}
+        return self._change(*where, **values) == 1
 
     def _delete(self, name: str) -> None:
         """Delete a row. Raises ``unknown``."""

@@ -1,4 +1,7 @@
-"""The table of webhook targets. Their secrets and headers are in it encrypted (toc.store.records.secretbox).
+"""The table of webhook targets, and a process's view of it, from which it sends.
+
+Secrets and headers are in it encrypted, with Fernet: AES-128 in CBC mode, and an HMAC. This is the only
+importer of cryptography.
 
 Each change gives a row another random change_id: it guards changes, and (number of rows, sum of change_ids)
 tells whether anything has changed. ``settings`` is JSON: timeout, concurrency, rate, dead_on, topics,
@@ -9,22 +12,26 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sqlalchemy import Table, update
+from sqlalchemy import update
 
 from toc.model.clock import Clock
 from toc.model.documents import parse_object
-from toc.model.errors import SecretsLocked, UnknownTarget, shown
-from toc.model.target import Target, TargetSecrets
+from toc.model.errors import NotInstalled, SecretsLocked, TocError, UnknownTarget, shown
+from toc.model.target import REFRESH_SECONDS, Target, TargetSecrets
 from toc.model.topic import NAME
 from toc.observe.log import get_logger
-from toc.store.records.secretbox import SecretBox
-from toc.store.records.table import REPEATS, NamedTable
-from toc.store.servers.server import DatabaseServer
+from toc.store.records.table import REPEATS, NamedTable, State
+from toc.store.servers.shards import Shards
+
+if TYPE_CHECKING:
+    from cryptography.fernet import MultiFernet
 
 log = get_logger(__name__)
 
@@ -36,10 +43,67 @@ It takes and returns the secrets as well if the caller of ``change`` asked for t
 
 MAX_WHY = 255
 _SETTINGS = ("timeout", "concurrency", "rate", "dead_on", "topics", "header_names")
-_SAME = ("name", "url", "paused_by", "paused_why", "previous_until", "change_id", "sealed")
+_SAME = {"name", "url", "paused", "paused_by", "paused_why", "previous_until", "change_id", "sealed"}
 """Columns that are fields of a Target as they are."""
 _CHANGE_IDS = 2**48
 """Upper bound of change_ids: the sum over any table still fits into 64 bits."""
+
+
+class SecretBox:
+    """Seals and opens texts by the keys of TOC_SECRET_KEY. Any method raises SecretsLocked without a key, and
+    NotInstalled."""
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        self._keys = tuple(keys)
+        self._made: MultiFernet | None = None
+
+    def seal(self, text: str) -> str:
+        """Encrypt with the first key."""
+        return self._keyring().encrypt(text.encode()).decode()
+
+    def open(self, sealed: str, whose: str) -> str:
+        """Decrypt with whichever key fits. ``whose`` is named in an error. Raises SecretsLocked."""
+        keyring = self._keyring()
+        try:
+            return keyring.decrypt(sealed.encode()).decode()
+        except (_fernet().InvalidToken, ValueError) as exc:
+            raise SecretsLocked(
+                f"the secrets of {whose} cannot be read: no key of TOC_SECRET_KEY encrypted them; add the "
+                f"key that did, behind the others"
+            ) from exc
+
+    def _keyring(self) -> MultiFernet:
+        if self._made is None:
+            if not self._keys:
+                raise SecretsLocked(
+                    "the secrets of webhook targets need TOC_SECRET_KEY: `toc secrets key` prints a new one; "
+                    "every host that sends webhooks or changes targets needs the same key"
+                )
+            fernet = _fernet()
+            self._made = fernet.MultiFernet([fernet.Fernet(key) for key in self._keys])
+        return self._made
+
+
+def key_mark(key: str) -> str:
+    """Return a short hash of a key, by which members compare their keys.
+
+    The key cannot be computed from it.
+    """
+    return sha256(b"toc " + key.encode()).hexdigest()[:16]
+
+
+def new_key() -> str:
+    """Return a new key for TOC_SECRET_KEY. Raises NotInstalled."""
+    return str(_fernet().Fernet.generate_key().decode())
+
+
+def _fernet() -> Any:
+    """The module, which only some programs load."""
+    try:
+        from cryptography import fernet
+    except ImportError as exc:
+        raise NotInstalled("the secrets of targets need cryptography", "webhooks") from exc
+    return fernet
 
 
 class Resealed(NamedTuple):
@@ -52,10 +116,11 @@ class Resealed(NamedTuple):
 class TargetTable(NamedTable[Target]):
     """The targets. Any method raises StoreUnavailable or SchemaBehind."""
 
-    noun, names_fit, unknown, guard = "target", NAME, UnknownTarget, "change_id"
+    in_schema, noun, names_fit, unknown = "timeout_target", "target", NAME, UnknownTarget
+    guard = "change_id"
 
-    def __init__(self, server: DatabaseServer, table: Table, box: SecretBox, clock: Clock) -> None:
-        super().__init__(server, table, clock)
+    def __init__(self, shards: Shards, box: SecretBox, clock: Clock) -> None:
+        super().__init__(shards, clock)
         self._box = box
 
     def get(self, name: str) -> Target:
@@ -82,12 +147,8 @@ class TargetTable(NamedTable[Target]):
     def create(self, target: Target, opened: TargetSecrets) -> Target:
         """Add a target and return it. Raises NameTaken and SecretsLocked."""
         values = self._values(self._sealed(target, opened))
-        self._add(
-            f"there is a target {target.name!r} already; alter it",
-            **values,
-            name=target.name,
-            gmt_create=values["gmt_modified"],
-        )
+        taken = f"there is a target {target.name!r} already; alter it"
+        self._add(taken, **values, name=target.name, gmt_create=values["gmt_modified"])
         return self.get(target.name)
 
     def change(self, name: str, change: Change, *, with_secrets: bool = False) -> Target:
@@ -137,13 +198,9 @@ class TargetTable(NamedTable[Target]):
         return Resealed(done, locked)
 
     def _sealed(self, target: Target, opened: TargetSecrets) -> Target:
-        values = {
-            "name": target.name,
-            "secret": opened.secret,
-            "previous": opened.previous,
-            "headers": dict(opened.headers),
-        }
-        return replace(target, sealed=self._box.seal(json.dumps(values)), header_names=tuple(opened.headers))
+        values = {"secret": opened.secret, "previous": opened.previous, "headers": dict(opened.headers)}
+        sealed = self._box.seal(json.dumps({"name": target.name, **values}))
+        return replace(target, sealed=sealed, header_names=tuple(opened.headers))
 
     def _replace(self, target: Target, change_id: int) -> bool:
         """Write a target over the one with this change_id. False if there is none any more."""
@@ -155,32 +212,18 @@ class TargetTable(NamedTable[Target]):
 
     def _values(self, target: Target) -> dict[str, Any]:
         """Return the columns of a target that change, with a new change_id."""
+        values = {name: getattr(target, name) for name in _SAME - {"name"}}
         settings = {name: getattr(target, name) for name in _SETTINGS}
-        return {
-            "url": target.url,
-            "settings": json.dumps(settings | {"dead_on": sorted(target.dead_on)}),
-            "paused": target.paused,
-            "paused_by": target.paused_by,
-            "paused_why": target.paused_why,
-            "sealed": target.sealed,
-            "change_id": 1 + secrets.randbelow(_CHANGE_IDS - 1),
-            "previous_until": target.previous_until,
-            "gmt_modified": self._clock.now_ms(),
-        }
+        values["settings"] = json.dumps(settings | {"dead_on": sorted(target.dead_on)})
+        change_id = 1 + secrets.randbelow(_CHANGE_IDS - 1)
+        return values | {"change_id": change_id, "gmt_modified": self._clock.now_ms()}
 
     def _parse(self, row: Mapping[str, Any]) -> Target:
         settings = parse_object(row["settings"])
-        same = {name: settings[name] for name in ("timeout", "concurrency", "rate")}
-        same |= {name: row[name] for name in _SAME}
-        return Target(
-            **same,
-            dead_on=frozenset(settings["dead_on"]),
-            topics=tuple(settings["topics"]),
-            header_names=tuple(settings["header_names"]),
-            paused=bool(row["paused"]),
-            created=row["gmt_create"],
-            modified=row["gmt_modified"],
-        )
+        values = {name: settings[name] for name in _SETTINGS} | {name: row[name] for name in _SAME}
+        values |= {"dead_on": frozenset(settings["dead_on"]), "paused": bool(row["paused"])}
+        values |= {name: tuple(settings[name]) for name in ("topics", "header_names")}
+        return Target(**values, created=row["gmt_create"], modified=row["gmt_modified"])
 
     def _complain(self, name: str, exc: Exception) -> None:
         log.warning("target_not_understood", target=name, error=type(exc).__name__)  # its tasks wait
@@ -189,3 +232,74 @@ class TargetTable(NamedTable[Target]):
 def no_target(name: str, topic: str) -> str:
     """Return what a topic is told that names a target which is not there, or not for it."""
     return f"there is no target {shown(name)} that topic {topic!r} may use; `toc target list` shows all"
+
+
+class TargetBook:
+    """Targets by name. Thread-safe.
+
+    Call ``run_once`` on a thread of its own, again after the seconds that it returns. While the first
+    database is away, what was read last holds.
+    """
+
+    def __init__(self, table: TargetTable, clock: Clock) -> None:
+        self._table = table
+        self._clock = clock
+        self._targets: Mapping[str, Target] = {}
+        """Replaced, never changed in place."""
+        self._state: State | None = None
+        self._opened: dict[int, TargetSecrets] = {}
+        """Decrypted secrets by change_id, of targets that were sent to."""
+        self.error: TocError | None = None
+        """Why the last read failed."""
+        self._read_at = float("-inf")
+        self._lock = threading.Lock()
+
+    @property
+    def ready(self) -> bool:
+        """Whether the table has been read. Before, not even a missing target is known to be missing."""
+        return self._state is not None
+
+    def run_once(self) -> float:
+        """Read the targets if any has changed. Returns the seconds until the next call; never raises."""
+        began = self._clock.monotonic()
+        self._read()
+        return max(0.0, REFRESH_SECONDS - (self._clock.monotonic() - began))
+
+    @property
+    def fresh(self) -> bool:
+        """Whether it was read within REFRESH_SECONDS."""
+        return self._clock.monotonic() - self._read_at < REFRESH_SECONDS
+
+    def serves(self, name: str, topic: str) -> bool:
+        """Whether, as last read, there is a target of this name that a topic may use. Asks no server."""
+        target = self._targets.get(name)
+        return target is not None and target.serves(topic)
+
+    def known(self, name: str) -> Target | None:
+        """Return a target as last read, or None. Asks no server."""
+        return self._targets.get(name)
+
+    def secrets(self, target: Target) -> TargetSecrets:
+        """Return the secrets and headers of a target. Asks no server. Raises SecretsLocked."""
+        opened = self._opened.get(target.change_id)
+        if opened is None:
+            opened = self._opened[target.change_id] = self._table.open(target)
+        return opened
+
+    def _read(self) -> None:
+        with self._lock:
+            began = self._clock.monotonic()
+            try:
+                state = self._table.state()  # first: a change in between is then read once more
+                if state != self._state:
+                    self._targets = {target.name: target for target in self._table.list()}
+                    self._state = state
+                    current = {target.change_id for target in self._targets.values()}
+                    opened = list(self._opened.items())  # a copy: ``secrets`` adds to it at any time
+                    self._opened = {key: each for key, each in opened if key in current}
+            except TocError as exc:
+                if self.error is None:
+                    log.warning("targets_not_read", error=str(exc))
+                self.error = exc
+            else:
+                self.error, self._read_at = None, began

@@ -1,21 +1,27 @@
-"""The topic table: topics and their policies."""
+"""The topics with their policies, and the templates of which doors make topics."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Table, delete, exists, insert, literal, select
+from sqlalchemy import delete, exists, insert, literal, select
 
 from toc.model.clock import Clock
-from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTopic
+from toc.model.documents import parse_object
+from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTemplate, UnknownTopic
+from toc.model.pattern import PATTERN
+from toc.model.template import Template
 from toc.model.topic import NAME, Delivery, Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.store.records.table import REPEATS, NamedTable
-from toc.store.servers.server import DatabaseServer, Duplicate, Statement
+from toc.store.schema import IDENTITY_TABLE, TOPIC_TABLE
+from toc.store.servers.server import Duplicate, Statement
+from toc.store.servers.shards import Shards
 
 log = get_logger(__name__)
 
@@ -29,14 +35,12 @@ class TopicTable(NamedTable[Topic]):
     Any method raises StoreUnavailable or SchemaBehind.
     """
 
-    noun, names_fit, unknown = "topic", NAME, UnknownTopic
+    in_schema, noun, names_fit, unknown = TOPIC_TABLE, "topic", NAME, UnknownTopic
 
-    def __init__(
-        self, server: DatabaseServer, table: Table, retired: Table, identity: Table, clock: Clock
-    ) -> None:
-        super().__init__(server, table, clock)
-        self._retired = retired
-        self._identity = identity
+    def __init__(self, shards: Shards, clock: Clock) -> None:
+        super().__init__(shards, clock)
+        self._retired = shards.first["timeout_retired"]
+        self._identity = shards.first[IDENTITY_TABLE]
 
     def in_force(self) -> list[Topic]:
         """Return all topics as the index has them: with its horizon where that is shorter than their own."""
@@ -74,9 +78,8 @@ class TopicTable(NamedTable[Topic]):
         try:
             return self._write(insert(self._table).from_select(list(values), if_free)) == 1
         except Duplicate as exc:
-            what = (
-                f"topic {topic.name!r}" if self.get(topic.name) else f"a topic with biz_type {topic.biz_type}"
-            )
+            named = self.get(topic.name) is not None
+            what = f"topic {topic.name!r}" if named else f"a topic with biz_type {topic.biz_type}"
             raise TopicExists(f"{what} exists already; `toc topic list` shows all") from exc
 
     def alter(self, name: str, /, **changes: Any) -> Topic:
@@ -116,14 +119,8 @@ class TopicTable(NamedTable[Topic]):
         gone also finds its biz_type retired. If the program ends in between, call this again.
         """
         with suppress(Duplicate):  # an earlier attempt has stopped after this
-            self._write(
-                insert(self._retired).values(
-                    biz_type=topic.biz_type,
-                    name=topic.name,
-                    retention=topic.retention,
-                    gmt_create=self._clock.now_ms(),
-                )
-            )
+            values = {"biz_type": topic.biz_type, "name": topic.name, "retention": topic.retention}
+            self._write(insert(self._retired).values(**values, gmt_create=self._clock.now_ms()))
         closed = self._at(topic.name, version), self._column.closed == 1
         return self._write(delete(self._table).where(*closed)) == 1
 
@@ -162,3 +159,46 @@ def altered(topic: Topic, changes: Mapping[str, Any]) -> Topic:
             "slot_amount",
         )
     return changed
+
+
+class TemplateTable(NamedTable[Template]):
+    """The templates. Any method raises StoreUnavailable or SchemaBehind."""
+
+    in_schema, noun, names_fit, unknown = "timeout_template", "template", PATTERN, UnknownTemplate
+
+    def get(self, pattern: str) -> Template:
+        """Return one. Raises UnknownTemplate."""
+        return self._find(pattern)[0]
+
+    def create(self, template: Template) -> None:
+        """Add a template. Raises NameTaken."""
+        now = self._clock.now_ms()
+        taken = f"there is a template {template.pattern!r} already; alter it"
+        values = {"pattern": template.pattern, "gmt_create": now, "gmt_modified": now, "version": 0}
+        self._add(taken, **values, **_values(template))
+
+    def alter(self, pattern: str, policies: Mapping[str, Any], most_topics: int | None) -> Template:
+        """Change policies of a template, or its cap. Topics that it has made stay as they are.
+
+        Raises UnknownTemplate and InvalidInput.
+        """
+        for _ in range(REPEATS):
+            template, version = self._find(pattern)
+            changed = template.altered(policies, most_topics)
+            if self._update(self._at(pattern, version), **_values(changed)):
+                return changed
+        raise self._keeps_changing(pattern)
+
+    def delete(self, pattern: str) -> None:
+        """Remove a template. Topics that it has made stay. Raises UnknownTemplate."""
+        self._delete(pattern)
+
+    def _parse(self, row: Mapping[str, Any]) -> Template:
+        return Template(row["pattern"], parse_object(row["policies"]), row["most_topics"])
+
+    def _complain(self, name: str, exc: Exception) -> None:
+        log.warning("template_not_understood", pattern=name, error=str(exc))
+
+
+def _values(template: Template) -> dict[str, Any]:
+    return {"policies": json.dumps(dict(template.policies)), "most_topics": template.most_topics}

@@ -17,7 +17,14 @@ from sqlalchemy.exc import ArgumentError
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.fork import call_in_children
 from toc.model.sharding import table_of_job
-from toc.store.schema import DUE_TABLE, REQUEST_TABLE, body_table_name, schedule_table_name, task_table_name
+from toc.store.schema import (
+    DUE_TABLE,
+    REQUEST_TABLE,
+    body_table_name,
+    first_tables,
+    schedule_table_name,
+    task_table_name,
+)
 from toc.store.servers.health import OF_TABLES as OF_TABLES
 from toc.store.servers.health import Health
 from toc.store.servers.health import Trouble as Trouble
@@ -162,14 +169,10 @@ class Shards:
         alone = len(self.servers) == 1
         self.health = {server: Health(server, self.names, alone=alone) for server in self.servers}
         self.topic_server = self.servers[0]
-        self.first_metadata = MetaData(None if layout.sqlite else layout.database_name(0))
-        """For the tables that only the first database has, on ``topic_server``."""
+        self.first = first_tables(MetaData(None if layout.sqlite else layout.database_name(0)))
+        """The tables that only the first database has, on ``topic_server``, by name."""
         self._threads = self._new_threads()
         call_in_children(self._after_fork)
-
-    def first(self, table: str) -> str:
-        """The SQL name of a table that only the first database has, on ``topic_server``."""
-        return self.topic_server.table(self.layout.database_name(0), table)
 
     def table_of(self, job_id: int) -> int:
         """The table that can hold this job_id."""

@@ -29,7 +29,7 @@ from toc.model.minute import (
 from toc.observe import metrics
 from toc.observe.board import Key
 from toc.observe.log import get_logger
-from toc.store.records.minutes import MinuteRow, MinuteTable
+from toc.store.records.cluster import MinuteRow, MinuteTable
 
 log = get_logger(__name__)
 
