@@ -47,8 +47,7 @@ from toc.maintenance.sweep import Sweep, SweepCounts
 from toc.model.due import FAR
 from toc.model.task import TaskStatus
 from toc.operate import admin
-from toc.store.tasks.due_counts import Place
-from toc.store.tasks.scan import Position
+from toc.store.tasks.scan import Place, Position
 
 TEXTS = 1 << 46
 """What benchmarks.peers.toc does with numbers that have this bit: texts."""

@@ -35,7 +35,7 @@ from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
 from benchmarks.servers import PostgreSql
 from toc.dev.local.redis import MissingServer, bundled_valkey
 from toc.observe.log import close_log
-from toc.store.servers import mysql_connection
+from toc.store.servers import mysql
 
 AnyServer = TypeVar("AnyServer", RedisServer, RedisCluster, MariaDB, ZooKeeper, PostgreSql)
 
@@ -321,7 +321,7 @@ def _empty(server: RedisServer) -> None:
 
 def _drop(server: MariaDB, prefix: str) -> None:
     # not pymysql.connect(), which reads the certificates of this machine each time
-    connect = mysql_connection.connector(make_url(secured.root_url(server)), 10, None, 60)
+    connect = mysql.connector(make_url(secured.root_url(server)), 10, None, 60)
     with connect().driver as connection, connection.cursor() as cursor:
         cursor.execute("SELECT schema_name FROM information_schema.schemata")
         for (name,) in cursor.fetchall():

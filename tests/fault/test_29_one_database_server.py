@@ -232,7 +232,7 @@ def test_tables_that_are_missing_make_no_task_of_another_table_late_and_end_no_p
             store.topics.alter("test.sync", retention=86_400)
             system.wait(partial(daemon.events, "purge_failed"), "a purge has failed", 30)
             yield
-        store.ended.delete({ended: 1})  # nobody has submitted it, as far as the verdict knows
+        store.delete_ended({ended: 1})  # nobody has submitted it, as far as the verdict knows
         assert daemon.workers() == before
         assert not daemon.events("thread_died")
 

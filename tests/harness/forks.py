@@ -291,7 +291,7 @@ def _serve(scripts: socket.socket) -> None:
     import toc.operate.doctor
     import toc.operate.top
     import toc.store.migrate
-    import toc.store.servers.mysql_connection
+    import toc.store.servers.mysql
     import toc.webhooks.handlers
     import toc.worker.daemon.start
     import toc.worker.embedded

@@ -11,7 +11,7 @@ from pymysql.err import Error
 from harness.secured import migrating
 from toc import Settings
 from toc.store.migrate import Migrator
-from toc.store.servers.mysql_connection import connector
+from toc.store.servers.mysql import connector
 from toc.store.servers.shards import Layout
 
 _made: dict[tuple[int, int], list[list[str]]] = {}

@@ -34,7 +34,7 @@ from toc.operate.cluster import slot_owners, workers
 from toc.operate.doctor import Line
 from toc.store.migrate import Migrator
 from toc.store.records.targets import new_key
-from toc.store.servers import mysql_connection
+from toc.store.servers import mysql
 from toc.store.servers.server import Statement
 
 
@@ -252,7 +252,7 @@ def test_nothing_is_said_to_lack_its_topic_while_the_topic_table_is_locked(
     center.schedules.create("hourly", topic="test.nobody", every=3600)
     system.create_topics()
     system.start(processes=1)
-    connect = mysql_connection.connector(make_url(mariadb.url), 10, None, 60)
+    connect = mysql.connector(make_url(mariadb.url), 10, None, 60)
     with connect().driver as connection, connection.cursor() as cursor:
         cursor.execute(f"LOCK TABLES `{database_prefix}0`.timeout_topic WRITE")
         lines = doctor.examine(center)

@@ -42,7 +42,7 @@ from toc.model.finding import Level
 from toc.operate import doctor
 from toc.operate.doctor import Line
 from toc.store.migrate import Migrator
-from toc.store.servers import mysql_connection
+from toc.store.servers import mysql
 from toc.store.store import Store
 
 # kazoo leaves a socket whose handshake failed to the garbage collector, which visit_zookeeper calls
@@ -178,7 +178,7 @@ def test_without_a_ca_that_is_named_the_systems_count(servers: Servers, name: st
 def test_a_name_is_looked_at_also_where_the_systems_cas_count(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mysql_connection._context.cache_clear()
+    mysql._context.cache_clear()
     monkeypatch.setenv("SSL_CERT_FILE", str(Tls.shared().ca))  # the system trusts this CA
     url = servers.mariadb.url.partition("?")[0] + "?ssl_verify_identity=true"
     with pytest.raises(TocError, match="toc db upgrade"):  # it lets us in, where there is no schema

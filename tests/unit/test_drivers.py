@@ -40,8 +40,7 @@ def members(file: str | None) -> set[str]:
 
 
 def test_no_others_are_used() -> None:
-    for file in ("store/servers/mysql_connection.py", "store/servers/mysql.py"):
-        assert not used(file, {"driver", "connection"}), "pymysql's"
+    assert not used("store/servers/mysql.py", {"driver", "connection"}), "pymysql's"
     assert not used("gateway/connections.py", {"_inner"}), "uvicorn's"
 
 

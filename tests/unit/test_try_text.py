@@ -6,7 +6,7 @@ import pytest
 
 from toc.store.servers.server import Result, Transient
 from toc.store.tasks.rows import NO_INSTANT
-from toc.store.tasks.try_text import try_rows
+from toc.store.tasks.tries import try_rows
 
 AT = "2026-11-25 22:27:19.280"
 MS = 1_795_645_639_280

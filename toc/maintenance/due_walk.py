@@ -25,8 +25,7 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import PENDING
 from toc.store.servers.shards import Trouble
 from toc.store.store import Store
-from toc.store.tasks.due_counts import Place
-from toc.store.tasks.scan import Position
+from toc.store.tasks.scan import Place, Position
 
 log = get_logger(__name__)
 

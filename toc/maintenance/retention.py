@@ -30,7 +30,7 @@ from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
 from toc.observe.metrics import PURGED
 from toc.store.store import Store
-from toc.store.tasks.ended import FINAL
+from toc.store.tasks.batch import FINAL
 from toc.store.tasks.rows import PURGED_TOGETHER
 from toc.store.tasks.scan import Position
 
@@ -184,7 +184,7 @@ class Retention:
             if self._keep.get(row.biz_type, retention + 1) <= retention
         ]
         if old:
-            self._store.ended.delete({row.job_id: row.body_length for row in old})
+            self._store.delete_ended({row.job_id: row.body_length for row in old})
             self._count(row.biz_type for row in old)
         for table, page in scanned.pages.items():
             place = page[-1].position if page else starts[table]

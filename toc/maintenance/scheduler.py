@@ -34,8 +34,7 @@ from toc.store.servers.server import Refused
 from toc.store.servers.shards import OF_TABLES, Trouble
 from toc.store.store import Store
 from toc.store.tasks.scan import DueRow
-from toc.store.tasks.schedule_rows import StoredSchedule
-from toc.store.tasks.schedules import DueSchedule, Move
+from toc.store.tasks.schedules import DueSchedule, Move, StoredSchedule
 
 log = get_logger(__name__)
 

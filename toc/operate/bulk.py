@@ -73,7 +73,7 @@ def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> Counts:
                 counts["left"] += len(entries[slot])
                 for job_id in entries[slot]:
                     del sizes[job_id]
-        counts["purged"] += center.store.ended.delete(sizes, [TaskStatus.DEAD])
+        counts["purged"] += center.store.delete_ended(sizes, [TaskStatus.DEAD])
     return counts
 
 

@@ -38,7 +38,6 @@ from toc.operate.daemons import Late, late
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.table import NamedTable
 from toc.store.store import Store
-from toc.store.tasks.overdue import overdue_rows
 
 OVERDUE_MS = 10_000
 """Tasks that have been due for this many ms and have not started are reported."""
@@ -455,7 +454,7 @@ def _overdue(
 ) -> Iterator[Line]:
     """Look for overdue tasks in the rows (a bounded read), so that entries missing in the index show too."""
     now = center.clock.now_ms()
-    found = overdue_rows(center.store, topics, now - OVERDUE_MS)
+    found = center.store.scans.overdue(topics, now - OVERDUE_MS)
     by_type = {topic.biz_type: topic for topic in topics}
     strange: dict[int, list[int]] = {}
     free: dict[str, list[int]] = {}

@@ -8,7 +8,7 @@ from toc.model.errors import InvalidSchedule, TocError
 from toc.model.finding import Finding, Level
 from toc.model.topic import Topic
 from toc.sdk.client import TimeoutCenter
-from toc.store.tasks.schedule_rows import StoredSchedule
+from toc.store.tasks.schedules import StoredSchedule
 
 OF_EACH_TABLE = 2000
 """Schedules of a table that are examined."""

@@ -14,7 +14,7 @@ from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, RescheduleOutcome, Submission, TaskRow, TaskStatus
 from toc.sdk.indexing import Indexing, near
 from toc.store.store import Store
-from toc.store.tasks.after_commit import AfterCommit
+from toc.store.tasks.callers_transaction import AfterCommit
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection

@@ -54,8 +54,7 @@ from toc.sdk.indexing import Indexing
 from toc.sdk.parts import Parts, StandIn, Within
 from toc.sdk.schedules import Schedules
 from toc.sdk.submission import OF_TIMES, at_any_time, check_job_id
-from toc.store.tasks.after_commit import AfterCommit
-from toc.store.tasks.callers_transaction import connection_of
+from toc.store.tasks.callers_transaction import AfterCommit, connection_of
 
 if TYPE_CHECKING:
     from toc.config import Settings

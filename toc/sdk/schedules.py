@@ -44,8 +44,7 @@ from toc.model.schedule_state import NEAR_MS, Planned, State, change, new_state,
 from toc.model.task import SCHEDULED_FOR, NewTask, TaskRow, scheduled_for_text
 from toc.model.topic import Topic, check_native
 from toc.store.store import Store
-from toc.store.tasks.occurrences import occurrence_key
-from toc.store.tasks.schedule_rows import StoredSchedule
+from toc.store.tasks.schedules import StoredSchedule, occurrence_key
 
 if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
@@ -266,7 +265,7 @@ class Schedules:
             if first and self._stored(name).state.schedule_id != stored.state.schedule_id:
                 raise UnknownSchedule(f"schedule {name!r} was deleted meanwhile, and made anew")
             page = nominals[first : first + BACKFILL_PAGE]
-            there = self._store.schedules.occurrences.present(stored, page)
+            there = self._store.schedules.present(stored, page)
             lacking = [nominal for nominal in page if nominal not in there]
             present += len(there)
             may_have_run += sum(stored.state.created <= nominal < kept_since for nominal in lacking)
@@ -352,7 +351,7 @@ class Schedules:
             rows: list[TaskRow] = []
             if instead:
                 topic = self._open_topic(definition.topic)
-                rows = [table.occurrences.row(definition, state, one, topic) for one in instead]
+                rows = [table.occurrence_row(definition, state, one, topic) for one in instead]
                 again = {one.job_id: row.job_id for one, row in zip(planned, rows, strict=True)}
                 last = state.last_job_id
                 state = state._replace(last_job_id=None if last is None else again.get(last, last))
@@ -383,7 +382,7 @@ class Schedules:
         now = table.now(stored.name)
         if look > now + ahead:
             return stored
-        taken = step(stored.definition, stored.state, now, ended=table.occurrences.ended(stored))
+        taken = step(stored.definition, stored.state, now, ended=table.ended(stored))
         moved = table.advance([table.move(stored, taken, topic)])
         for error in moved.failed.values():
             raise error
@@ -398,7 +397,7 @@ class Schedules:
         topic = self._topic(stored.definition.topic)
         if topic is None:
             return []
-        return self._store.schedules.occurrences.planned(stored, topic.biz_type, later_than)
+        return self._store.schedules.planned(stored, topic.biz_type, later_than)
 
     def _open_topic(self, name: str) -> Topic:
         """Return a topic that takes tasks. Raises InvalidTopic, UnknownTopic, TopicClosed."""

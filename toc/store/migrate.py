@@ -23,7 +23,7 @@ from toc.model.errors import ConfigError, StoreUnavailable, TocError
 from toc.store.check import ShardStatus, check
 from toc.store.schema import IDENTITY_TABLE
 from toc.store.servers import sqlite
-from toc.store.servers.mysql_connection import connector, server_name
+from toc.store.servers.mysql import connector, server_name
 from toc.store.servers.server import DatabaseServer, Statement
 from toc.store.servers.shards import Layout, Shards
 

@@ -15,27 +15,24 @@ from toc.model.errors import BodyGone, StoreUnavailable, UnreadableTask
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
 from toc.model.task import TaskRow, check_expiry
-from toc.store.check import require, require_layout
+from toc.store import check
 from toc.store.records.access import AuditTable, TokenTable
 from toc.store.records.bulk import BulkTable
 from toc.store.records.cluster import EpisodeTable, IdentityTable, MemberTable, MinuteTable
 from toc.store.records.targets import SecretBox, TargetTable
 from toc.store.records.topics import TemplateTable, TopicTable
-from toc.store.servers import fitness
 from toc.store.servers.server import DatabaseServer, Options, Statement, pause
 from toc.store.servers.shards import Layout, Shards
 from toc.store.tasks import bodies
 from toc.store.tasks import rows as sql
 from toc.store.tasks.batch import CANCELLED, PENDING, Batches
 from toc.store.tasks.callers_transaction import CallersTransaction
-from toc.store.tasks.due_counts import DueCounts
-from toc.store.tasks.ended import EndedRows
 from toc.store.tasks.history import FailedTry, parse
 from toc.store.tasks.leases import LEASED_IS_TRIED, Leases
 from toc.store.tasks.plan import cancelling, new_version, seen_columns, seen_rows, tried
 from toc.store.tasks.pulls import Pulls
 from toc.store.tasks.requests import Requests
-from toc.store.tasks.scan import Scans
+from toc.store.tasks.scan import DueCounts, Scans
 from toc.store.tasks.schedules import ScheduleTable
 from toc.store.tasks.select import Selections
 from toc.store.tasks.write import RESEND_SECONDS, Writer
@@ -77,7 +74,6 @@ class Store(Batches):
         super().__init__(shards, Leases(shards), clock)
         self.soon, self.run_detached = shards.soon, shards.run_detached
         self.bodies = bodies.Bodies(shards)
-        self.ended = EndedRows(shards)
         self.selections = Selections(shards)
         job_ids = JobIds(clock)
         self.requests = Requests(shards, databases)
@@ -113,16 +109,16 @@ class Store(Batches):
 
     def check(self) -> None:
         """Raise SchemaBehind, naming the shards, unless every shard has the schema that this code needs."""
-        require(self._shards)
+        check.require(self._shards)
 
     def check_layout(self) -> None:
         """Raise SchemaBehind if the tables were made for other TOC_DATABASES and TOC_TABLES. One query."""
-        require_layout(self._shards)
+        check.require_layout(self._shards)
 
     def examine(self) -> list[Finding]:
         """Return findings on every server: its settings, rights and schema. A server out of reach is a
         finding too."""
-        return fitness.examine(self._shards)
+        return check.examine(self._shards)
 
     @property
     def tables(self) -> range:

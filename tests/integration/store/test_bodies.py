@@ -66,7 +66,7 @@ def test_a_body_keeps_to_its_row_through_reschedule_death_and_redrive(
     assert stored(store, row) == content
     assert count(place, [row, plain]) == 1
     store.die([Failure(row.job_id, 2, 0, 0, 1, 0, row.next_time, "no")])
-    assert store.ended.delete({row.job_id: len(content.data)}, [TaskStatus.DEAD]) == 1
+    assert store.delete_ended({row.job_id: len(content.data)}, [TaskStatus.DEAD]) == 1
     assert count(place, [row]) == 0
 
 
@@ -119,7 +119,7 @@ def test_a_transaction_deletes_a_bounded_number_of_bytes(
         return results
 
     monkeypatch.setattr(DatabaseServer, "run", counted)
-    assert mysql_store.ended.delete({row.job_id: len(content.data) for row in rows}) == 5
+    assert mysql_store.delete_ended({row.job_id: len(content.data) for row in rows}) == 5
     assert sent == [2, 2, 1]
     assert count(mysql_place, rows) == 0
     assert [*bounded([("a", -1), ("b", 5), ("c", 5), ("d", 20), ("e", 0)], 10)] == [

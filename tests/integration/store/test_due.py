@@ -27,8 +27,7 @@ from toc.operate.due import OLD_MS, due
 from toc.store.servers.mysql import MySqlServer
 from toc.store.servers.server import Result, Statement
 from toc.store.store import Store
-from toc.store.tasks.due_counts import Place
-from toc.store.tasks.scan import Position
+from toc.store.tasks.scan import Place, Position
 
 NewRow = Callable[..., TaskRow]
 

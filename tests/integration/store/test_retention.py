@@ -167,12 +167,8 @@ def test_a_missing_table_of_records_keeps_nothing_else_from_being_purged(
     purging = Purging(fresh_store, topic=3600)
     rows = [old_row(2 * HOUR, biz_type=7, biz_id=n) for n in range(50)]
     insert_many(fresh_store, rows)
-    with (
-        place.without(
-            fresh_store._shards.topic_server.table(fresh_store._shards.layout.database_name(0), table)
-        ),
-        structlog.testing.capture_logs() as logs,
-    ):
+    missing = fresh_store.name_of(0).replace("timeout_task_0000", table)
+    with place.without(missing), structlog.testing.capture_logs() as logs:
         while purging.left(rows) or not logs:
             purging.cycle()
     assert {line["event"] for line in logs} == {"purge_failed"}

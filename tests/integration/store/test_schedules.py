@@ -21,9 +21,7 @@ from toc.model.topic import Topic
 from toc.model.verdict import Failure
 from toc.store.store import Store
 from toc.store.tasks import schedules
-from toc.store.tasks.occurrences import occurrence_key
-from toc.store.tasks.schedule_rows import StoredSchedule
-from toc.store.tasks.schedules import Move
+from toc.store.tasks.schedules import Move, StoredSchedule, occurrence_key
 
 TOPIC = Topic("t", 7, 16)
 NOW = 1_699_999_200_000
@@ -40,7 +38,7 @@ def new(store: Store, name: str, schedule_id: int = 11, now: int = NOW, **option
 
 
 def take(store: Store, stored: StoredSchedule, now: int) -> Move:
-    ended = store.schedules.occurrences.ended(stored)
+    ended = store.schedules.ended(stored)
     return store.schedules.move(stored, step(stored.definition, stored.state, now, ended=ended), TOPIC)
 
 
@@ -145,7 +143,7 @@ def test_a_change_takes_effect_only_if_all_occurrences_are_as_they_were_read(
     stored = new(store, f"guard.{meanwhile}")
     first, second, third = store.schedules.advance([take(store, stored, NOW)]).done[0].rows
     stored = store.schedules.get(stored.name) or stored
-    planned = store.schedules.occurrences.planned(stored, 7, NOW)
+    planned = store.schedules.planned(stored, 7, NOW)
     assert [each.job_id for each in planned] == [row.job_id for row in (first, second, third)]
     if meanwhile == "moved":
         assert store.reschedule(second.job_id, NOW + 60_000)[0]
@@ -155,12 +153,12 @@ def test_a_change_takes_effect_only_if_all_occurrences_are_as_they_were_read(
         store.fail([Failure(second.job_id, 0, 0, 0, 1, 0, NOW + 20_000, "it fails")])
     before = made(store, stored.name)
     other = stored.definition.changed(attribute={"new": 1})
-    instead = store.schedules.occurrences.row(other, stored.state, Occurrence(NOW, NOW + 20_000), TOPIC)
+    instead = store.schedules.occurrence_row(other, stored.state, Occurrence(NOW, NOW + 20_000), TOPIC)
     assert store.schedules.change(stored, other, stored.state, planned, [instead]) is None
     assert not store.schedules.delete(stored, planned)
     assert made(store, stored.name) == before
     assert store.schedules.get(stored.name) == stored
-    planned = store.schedules.occurrences.planned(stored, 7, NOW)
+    planned = store.schedules.planned(stored, 7, NOW)
     assert [each.job_id for each in planned] == [first.job_id, third.job_id]
     assert store.schedules.delete(stored, planned)
 

@@ -164,7 +164,7 @@ def test_the_next_one_runs_however_a_task_ended_unless_it_was_redriven(bench: Be
         bench.center.cancel(job_id)
     elif end == "purged":
         store.finish([(job_id, 0)])
-        store.ended.delete({job_id: 0})
+        store.delete_ended({job_id: 0})
         assert bench.center.get(job_id) is None
     else:
         die = store.expire if end == "expired" else store.die
@@ -206,7 +206,7 @@ def test_an_edit_replaces_the_occurrence_that_has_not_started(bench: Bench) -> N
 def test_an_occurrence_that_was_rescheduled_by_hand_is_left_alone_and_not_made_again(
     bench: Bench, change: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    schedules, occurrences = bench.center.schedules, bench.center.store.schedules.occurrences
+    schedules, occurrences = bench.center.schedules, bench.center.store.schedules
     schedules.create("moved", topic="test.sync", every=10, overlap="allow")
     first, moved, third = bench.tasks("moved")
     at, planned = START + HOUR, occurrences.planned
@@ -346,7 +346,7 @@ def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:
     schedules.alter("fill", attribute={"a": 1})
     assert len(bench.hours("fill")) == 8
     bench.until(40 * HOUR)
-    bench.center.store.ended.delete({task.job_id: -1 for task in bench.tasks("fill")[5:8]})
+    bench.center.store.delete_ended({task.job_id: -1 for task in bench.tasks("fill")[5:8]})
     # Four days from 1 on: those of the first day and half are older than the retention of one day.
     counts = schedules.backfill("fill", START + HOUR, START + 20 * HOUR, dry_run=True)
     assert counts == (20, 17, 3, 3)

@@ -1,29 +1,452 @@
-"""A server of MySQL 8 or MariaDB: batches of statements, the meaning of error codes, and its SQL."""
+"""A server of MySQL 8 or MariaDB: connections, batches of statements, the meaning of error codes, and its
+SQL.
+
+The driver logs in over a socket that is opened here, in TLS if the URL or the server wants it. From then on
+only this module uses the socket: each batch of statements is one query of MySQL's protocol (COM_QUERY), and
+toc.store.servers.mysql_answers reads the answers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Any
 
 import pymysql
+from pymysql.constants import CLIENT, CR, ER
+from pymysql.converters import decoders, escape_string
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import URL
 
-from toc.model.errors import SchemaBehind, StoreUnavailable
-from toc.sockets import KEEPALIVE_SECONDS
-from toc.store.servers.mysql_connection import LOST, MySqlConnection, connector, error_code, server_name
-from toc.store.servers.pool import Pool
+from toc import sockets
+from toc.model.errors import ConfigError, NotInstalled, SchemaBehind, StoreUnavailable
+from toc.sockets import KEEPALIVE_SECONDS, URL_FLAGS
+from toc.store.servers.mysql_answers import read_answers
 from toc.store.servers.server import (
+    Connection,
     DatabaseServer,
     Duplicate,
     Locked,
     Lost,
+    Param,
+    Pool,
     ReadOnly,
     Refused,
+    Result,
+    Statement,
     Transient,
 )
+
+_QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
+_QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket"}
+_QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
+
+_READ_BYTES = 1 << 16
+"""Most bytes of one read."""
+_WHOLE = 0xFFFFFF
+"""A packet of this size continues in the next one."""
+_COM_QUERY = b"\x03"
+_ANSWER_SECONDS = 0.0001
+_MAX_ANSWER_SECONDS = 0.003
+"""A patient caller waits before it reads the answers: _ANSWER_SECONDS for each statement, and at
+most _MAX_ANSWER_SECONDS in all. Every answer is a packet of its own, and a caller that reads at
+once wakes up for each."""
+LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2027, 2055, 4031})
+"""Codes of errors after which the outcome of a batch is unknown: gone away, lost, killed, shut down, a
+malformed answer, or failed at COMMIT."""
+
+MIN_PACKET = 4 << 20
+"""Least max_allowed_packet, in bytes. A longer batch is of one body alone."""
+
+_SESSION = {
+    "autocommit": "ON",
+    "completion_type": "NO_CHAIN",
+    "sql_mode": "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION",
+    "time_zone": "+00:00",
+    "unique_checks": "ON",
+    "sql_safe_updates": "OFF",
+    "sql_big_selects": "ON",
+    "sql_select_limit": "18446744073709551615",
+    "innodb_lock_wait_timeout": "2",
+}
+"""What toc sets on each connection. What the server gives to sessions (SET GLOBAL, init_connect) could undo
+commits, leave rows out of an answer, or change times and texts."""
+_EXPECTED = {
+    **_SESSION,
+    **dict.fromkeys(("tx_isolation", "transaction_isolation"), "READ-COMMITTED"),
+    **dict.fromkeys(("tx_read_only", "transaction_read_only"), "OFF"),
+    **dict.fromkeys(("max_statement_time", "max_execution_time"), "0"),
+    **dict.fromkeys(("character_set_client", "character_set_connection", "character_set_results"), "utf8mb4"),
+    # The rest is only verified: few accounts may change it.
+    "sql_log_bin": "ON",
+    "binlog_format": "ROW or MIXED",
+    "timestamp": "the time of now",
+    "max_allowed_packet": f"{MIN_PACKET} or more",
+}
+"""What a connection must have. MySQL and MariaDB each know only one of two names."""
+_SHOW = f"SHOW SESSION VARIABLES WHERE Variable_name IN ({','.join(map(repr, [*_EXPECTED, 'log_bin']))})"
+_NONSENSE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError, struct.error)
+"""Errors that a damaged greeting or first answer causes, besides the driver's own."""
+
+
+def connector(
+    url: URL,
+    connect_timeout: float,
+    read_timeout: float | None,
+    write_timeout: float,
+    database: str | None = None,
+    table_lock_timeout: int | None = None,
+    keepalive: float = sockets.KEEPALIVE_SECONDS,
+) -> Callable[[], MySqlConnection]:
+    """Return a function that opens a connection with the session settings of toc. Timeouts are seconds, and
+    so is ``keepalive``, after which the kernel probes an idle connection.
+
+    ``table_lock_timeout``: seconds its statements wait for locked tables; None: the server's setting.
+
+    A database in the URL is not used: at run time every name is qualified. Raises ConfigError for an unknown
+    or invalid query argument of the URL, and for an unreadable certificate or key. The function raises
+    StoreUnavailable for a session that cannot be made as toc needs it.
+    """
+    options = _options(url)
+    session = [_set(table_lock_timeout), *_REST]
+    if database is not None:
+        session.insert(1, f"USE {database}")  # init_connect may have left it
+    tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
+    disabled, required = tls.pop("ssl_disabled", False), any(tls.values())
+    try:
+        context = _context(**tls)
+    except OSError as exc:
+        raise ConfigError(
+            f"{server_name(url)}: a certificate or key in the query of its URL cannot be read: {exc}"
+        ) from exc
+
+    def log_in() -> tuple[pymysql.connections.Connection[Any], socket.socket]:
+        driver: Any = pymysql.connections.Connection(
+            host=url.host or "127.0.0.1",
+            user=url.username,
+            password=str(url.password or "").encode(),  # the driver would encode a str as latin-1
+            database=database,
+            charset="utf8mb4",
+            autocommit=True,
+            # FOUND_ROWS: an UPDATE counts the rows that it matched, so that the guard does not depend on
+            # whether the new values differ from the old ones.
+            client_flag=CLIENT.MULTI_STATEMENTS | CLIENT.FOUND_ROWS,
+            read_timeout=read_timeout,
+            write_timeout=write_timeout,
+            defer_connect=True,
+            ssl=context if required and not disabled else None,
+            ssl_disabled=disabled or not required,
+        )
+        inside = _Tls(context)
+        if not disabled:  # also if it is not required: then it is used if the server offers it
+            driver.ssl, driver.ctx = True, inside
+        try:
+            sock = _opened(url, options, connect_timeout, keepalive)
+        except OSError as exc:
+            raise pymysql.err.OperationalError(
+                CR.CR_CONN_HOST_ERROR, f"Can't connect to MySQL server on {url.host!r} ({exc})"
+            ) from exc
+        with _parsed("greeting"):
+            driver.connect(sock)
+        return driver, inside.socket or sock
+
+    def connect() -> MySqlConnection:
+        connection = MySqlConnection(*log_in(), read_timeout, write_timeout)
+        try:
+            *_, off, shown = connection.batch(session)
+            with _parsed("first answer"):
+                found = {str(name).lower(): str(value) for name, value in shown.rows}
+                _require_fit(server_name(url), found, stopped=int(off.rows[0][0]) > 10)
+                connection.max_packet = int(found["max_allowed_packet"])
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    return connect
+
+
+@contextlib.contextmanager
+def _parsed(what: str) -> Iterator[None]:
+    """Raise the driver's error if this is damaged."""
+    try:
+        yield
+    except _NONSENSE as exc:
+        if isinstance(exc, RuntimeError) and "cryptography" in str(exc):
+            raise NotInstalled("MySQL 8's log-in without TLS needs cryptography", "rsa") from exc
+        raise pymysql.err.OperationalError(
+            CR.CR_MALFORMED_PACKET, f"its {what} cannot be parsed ({type(exc).__name__}: {exc})"
+        ) from exc
+
+
+def _opened(url: URL, options: Mapping[str, Any], seconds: float, keepalive: float) -> socket.socket:
+    """Open a socket to the server. Raises OSError."""
+    if "unix_socket" in options:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.settimeout(seconds)
+        sock.connect(options["unix_socket"])
+        return sock
+    sock = socket.create_connection((url.host or "127.0.0.1", url.port or 3306), seconds)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in sockets.keepalive(keepalive).items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    return sock
+
+
+@cache
+def _context(
+    ssl_ca: str | None = None,
+    ssl_cert: str | None = None,
+    ssl_key: str | None = None,
+    ssl_key_password: str | None = None,
+    ssl_verify_cert: bool = False,
+    ssl_verify_identity: bool = False,
+) -> ssl.SSLContext:
+    """Return TLS settings. Each process makes them once: reading the system's certificates takes 20 ms, in
+    which no other thread runs. Raises OSError."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = ssl_verify_identity
+    if ssl_verify_cert or ssl_verify_identity:
+        context.load_verify_locations(ssl_ca) if ssl_ca else context.load_default_certs()
+    else:
+        context.verify_mode = ssl.CERT_NONE
+    if ssl_cert:
+        context.load_cert_chain(ssl_cert, ssl_key, ssl_key_password)
+    return context
+
+
+class _Tls:
+    """The TLS of one connection. It keeps the socket, which the driver shows to nobody."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+        self.socket: ssl.SSLSocket | None = None
+
+    def wrap_socket(self, sock: socket.socket, server_hostname: str) -> ssl.SSLSocket:
+        """Shake hands. The driver calls it if the server speaks TLS."""
+        self.socket = self._context.wrap_socket(sock, server_hostname=server_hostname)
+        return self.socket
+
+
+_REST = (
+    "ROLLBACK",  # also ends a transaction that init_connect has begun
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
+    "SELECT ABS(TIMESTAMPDIFF(SECOND, NOW(), SYSDATE()))",
+    _SHOW,
+)
+
+
+def _set(table_lock_timeout: int | None) -> str:
+    """Return the first statement of a connection."""
+    values = [f"{name} = {value if value.isalnum() else repr(value)}" for name, value in _SESSION.items()]
+    if table_lock_timeout is not None:
+        values.append(f"lock_wait_timeout = {table_lock_timeout:d}")
+    # One of these comments is code to MariaDB, the other to MySQL.
+    kinds = "/*M! , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */"
+    return f"SET SESSION {', '.join(values)} {kinds}"
+
+
+def _require_fit(server: str, found: Mapping[str, str], *, stopped: bool) -> None:
+    """Raise StoreUnavailable, which names them, if variables of a session are not as toc needs them."""
+    wrong = []
+    for name in sorted(found.keys() | _SESSION.keys()):
+        value, expected = found.get(name, ""), _EXPECTED.get(name)
+        if name == "max_allowed_packet":
+            fits = int(value) >= MIN_PACKET
+        elif name == "binlog_format":
+            fits = value != "STATEMENT" or found.get("log_bin") != "ON"
+        elif name == "timestamp":
+            fits = not stopped
+        elif name.startswith("max_"):
+            fits = float(value) == 0
+        else:
+            fits = expected is None or set(value.split(",")) == set(expected.split(","))
+        if not fits:
+            wrong.append(f"{name} {value!r} instead of {expected}")
+    if wrong:
+        raise StoreUnavailable(
+            f"{server}: its sessions have {', '.join(wrong)}, whatever toc sets: correct the server's "
+            "settings, its init_connect, or the proxy before it"
+        )
+
+
+def _options(url: URL) -> dict[str, Any]:
+    """Translate the query of a URL to the driver's options."""
+    options: dict[str, Any] = {}
+    for key, value in url.query.items():
+        where = f"{server_name(url)}: {key!r} in the query of a database URL"
+        name = "ssl_verify_identity" if key == "ssl_check_hostname" else key
+        if not isinstance(value, str):
+            raise ConfigError(f"{where} is given twice")
+        if name in _QUERY_FILES and not Path(value).is_file():
+            raise ConfigError(f"{where} is not a file: {value}")
+        if name in _QUERY:
+            options[name] = value
+        elif name in _QUERY_FLAGS:
+            if value.lower() not in URL_FLAGS:  # a typing error must not turn a check off
+                raise ConfigError(f"{where} must be true or false")
+            options[name] = URL_FLAGS[value.lower()]
+        elif name != "charset":  # always utf8mb4
+            raise ConfigError(f"{where} is not a known option")
+    if "ssl_ca" in options:
+        # A URL with a CA asks for a verified server. The driver alone would not check its name nor, with
+        # ssl_verify_identity=false, its certificate.
+        options.setdefault("ssl_verify_identity", True)
+        options.setdefault("ssl_verify_cert", True)
+    return options
+
+
+class MySqlConnection(Connection):
+    """A connection that runs batches of statements. The kernel keeps its timeouts, if it can.
+
+    ``driver`` is the driver's, which has logged in and closes it.
+    """
+
+    max_packet = 1 << 20
+    """Most bytes that the server accepts at once: assumed until it has said its limit."""
+
+    def __init__(
+        self,
+        driver: pymysql.connections.Connection[Any],
+        sock: socket.socket,
+        read_timeout: float | None,
+        write_timeout: float,
+    ) -> None:
+        self.driver = driver
+        self._sock = sock
+        self._read_timeout, self._write_timeout = read_timeout, write_timeout
+        self._kernel = read_timeout is not None and sockets.keep_timeouts(sock, read_timeout, write_timeout)
+        self._received = b""
+        """What ``answered`` has received."""
+        self._sent = (0, 0)
+        """Numbers of statements and packets of the last batch."""
+
+    def execute(self, statements: Sequence[Statement], transaction: bool, patient: bool) -> list[Result]:
+        """Run the statements; on an error roll back as far as still possible."""
+        parts = _with_parameters(statements)
+        transaction = transaction and len(parts) > 1  # one statement is a transaction of its own
+        if transaction:
+            parts = ["START TRANSACTION", *parts, "COMMIT"]
+        try:
+            results = self.batch(parts, patient=patient)
+        except pymysql.err.MySQLError as exc:
+            # An error ends the batch and leaves the transaction open. Roll back now: closing the connection
+            # would release the locks only when the server notices.
+            if transaction and error_code(exc) not in LOST:
+                with contextlib.suppress(pymysql.err.MySQLError):
+                    self.batch(["ROLLBACK"])
+            raise
+        return results[1:-1] if transaction else results
+
+    def batch(self, parts: Sequence[str], *, patient: bool = False) -> list[Result]:
+        """Send statements without parameters and return their results."""
+        self._send(parts)
+        if patient:
+            time.sleep(min(len(parts) * _ANSWER_SECONDS, _MAX_ANSWER_SECONDS))
+        return self.answers()
+
+    def ask(self, statements: Sequence[Statement]) -> None:
+        """Send statements whose results ``answers`` returns."""
+        self._send(_with_parameters(statements))
+
+    def _send(self, statements: Sequence[str]) -> None:
+        query = _COM_QUERY + ";".join(statements).encode()
+        if len(query) > self.max_packet:
+            # Otherwise the server would hang up halfway, which looks like a broken connection.
+            raise pymysql.err.OperationalError(
+                ER.NET_PACKET_TOO_LARGE,
+                f"a batch of {len(query)} bytes is larger than its max_allowed_packet ({self.max_packet})",
+            )
+        parts = [query[at : at + _WHOLE] for at in range(0, len(query) + 1, _WHOLE)]
+        self._sent = len(statements), len(parts)
+        packets = [struct.pack("<I", len(part) | (n & 0xFF) << 24) + part for n, part in enumerate(parts)]
+        try:
+            if not self._kernel:
+                self._sock.settimeout(self._write_timeout)
+            self._sock.sendall(b"".join(packets))
+        except OSError as exc:
+            raise pymysql.err.OperationalError(
+                CR.CR_SERVER_GONE_ERROR, f"MySQL server has gone away ({exc!r})"
+            ) from exc
+
+    def answers(self) -> list[Result]:
+        """Return the results of the statements that were sent."""
+        if not self._kernel:
+            self._sock.settimeout(self._read_timeout)
+        return read_answers(self._receive, decoders, *self._sent)
+
+    def answered(self, seconds: float) -> bool:
+        """Whether the server sends data or hangs up within ``seconds``."""
+        if not self._kernel or self._read_timeout is None or seconds <= 0 or self._received:
+            return bool(self._received) or sockets.readable(self._sock, seconds)
+        sockets.limit_reads(self._sock, seconds)  # with what came, one release of the interpreter, not two
+        try:
+            self._received = self._sock.recv(_READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass  # ``answers`` meets it again
+        finally:
+            sockets.limit_reads(self._sock, self._read_timeout)
+        return True
+
+    def descriptor(self) -> int:
+        """Return the socket's."""
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        """Say good-bye and close. Raises the driver's error if it is closed."""
+        self.driver.close()
+
+    def _receive(self) -> bytes:
+        if self._received:
+            data, self._received = self._received, b""
+            return data
+        try:
+            data = self._sock.recv(_READ_BYTES)
+        except OSError as exc:
+            why = "timed out" if isinstance(exc, BlockingIOError) else exc  # the former is the kernel's
+            raise pymysql.err.OperationalError(
+                CR.CR_SERVER_LOST, f"Lost connection to MySQL server during query ({why})"
+            ) from exc
+        if not data:
+            raise pymysql.err.OperationalError(
+                CR.CR_SERVER_LOST, "Lost connection to MySQL server during query"
+            )
+        return data
+
+
+def server_name(url: URL) -> str:
+    """Return host:port, for messages."""
+    return f"{url.host or '127.0.0.1'}:{url.port or 3306}"
+
+
+def error_code(exc: BaseException) -> int:
+    """Return the code of an error of the driver; 0 if it has none."""
+    code: Any = exc.args[0] if exc.args else 0
+    return code if isinstance(code, int) else 0
+
+
+def _with_parameters(statements: Sequence[Statement]) -> list[str]:
+    """Return the statements as sent to the server."""
+    return [sql % tuple(map(_literal, params)) if params else sql for sql, params in statements]
+
+
+def _literal(value: Param) -> str:
+    if value is None:
+        return "NULL"
+    return f"'{escape_string(value)}'" if isinstance(value, str) else f"X'{value.hex()}'"
+
+
+# --- the server
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
 

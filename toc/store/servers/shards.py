@@ -106,6 +106,10 @@ class Parts(Generic[R]):
             raise error
         return self.results
 
+    def rows(self: Parts[list[V]]) -> list[V]:
+        """The rows of all parts, if none failed. Raises the first failure otherwise."""
+        return [row for part in self.whole() for row in part]
+
     def joined(self: Parts[dict[int, V]]) -> Answers[V]:
         """The answers by job_id. For parts that are mappings by job_id."""
         return Answers({one: answer for part in self.results for one, answer in part.items()}, self.failed)

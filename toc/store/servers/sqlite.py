@@ -19,8 +19,7 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.engine import URL
 
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.store.servers.pool import Pool
-from toc.store.servers.server import Connection, DatabaseServer, Duplicate, Result, Statement, Transient
+from toc.store.servers.server import Connection, DatabaseServer, Duplicate, Pool, Result, Statement, Transient
 
 
 def path_of(url: URL) -> Path:

@@ -8,16 +8,15 @@ then serves the sweep (toc.store.tasks.scan), the list of dead letters and the p
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
-from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toc.model.clock import SET_BACK_MS, Clock
 from toc.model.raised import Delivered
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure
-from toc.store.servers.server import DatabaseServer, Result, Statement
+from toc.store.servers.server import DatabaseServer, Statement
 from toc.store.servers.shards import Answers, Shards, Trouble
 from toc.store.tasks import bodies
 from toc.store.tasks import rows as sql
@@ -28,7 +27,7 @@ from toc.store.tasks.tries import Tries
 
 PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
 CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
-
+FINAL = (TaskStatus.PROCESSED, TaskStatus.CANCELLED)
 
 SentTries = Mapping[int, tuple[int, Delivered]]
 """Delivered webhooks by job_id: the number of the try, and what was answered."""
@@ -108,7 +107,7 @@ class Batches(Tries):
         """
         pending, slot = f"status={PENDING}", "slot_crc & (slot_amount-1)"  # a power of two
 
-        def count(server: DatabaseServer, part: Mapping[int, None]) -> list[Result]:
+        def count(server: DatabaseServer, part: Mapping[int, None]) -> list[Any]:
             due = f"{pending} AND next_time<={server.instant(now_ms)}"
             taken, time_ms = f"{pending} AND ({held(server)})", server.milliseconds("next_time")
             counts = [
@@ -123,16 +122,15 @@ class Batches(Tries):
                 f"WHERE {pending if ahead else due} OR status={DEAD} GROUP BY biz_type,{slot}"
                 for table in part
             ]
-            return server.run(sql.unions(server, selects))
+            return sql.read(server, selects)
 
         everywhere = self._shards.group_tables(dict.fromkeys(range(self._shards.tables)))
         found: dict[tuple[int, int], SlotTasks] = {}
-        for result in chain.from_iterable(self._shards.each(everywhere, count).whole()):
-            for biz_type, number, *counts, first in result.rows:
-                before = found.get((biz_type, number), SlotTasks())
-                sums = [a + int(b) for a, b in zip(before[:4], counts, strict=True)]
-                firsts = [one for one in (first, before.first) if one is not None]
-                found[biz_type, number] = SlotTasks._make([*sums, min(firsts, default=None)])
+        for biz_type, number, *counts, first in self._shards.each(everywhere, count).rows():
+            before = found.get((biz_type, number), SlotTasks())
+            sums = [a + int(b) for a, b in zip(before[:4], counts, strict=True)]
+            firsts = [one for one in (first, before.first) if one is not None]
+            found[biz_type, number] = SlotTasks._make([*sums, min(firsts, default=None)])
         return found
 
     # --- guarded changes -------------------------------------------------------------------------------
@@ -327,8 +325,32 @@ class Batches(Tries):
                 statements.append(bodies.follow(self._shards.body_names[table], name, part))
             return sql.task_rows(server.run(statements, transaction=True)[1::3])
 
-        parts = self._shards.each(self._shards.group(job_ids), send)
-        return [row for part in parts.whole() for row in part]
+        return self._shards.each(self._shards.group(job_ids), send).rows()
+
+    def delete_ended(self, sizes: Mapping[int, int], statuses: Collection[int] = FINAL) -> int:
+        """Delete those rows that have one of these statuses, and their bodies. Returns how many were deleted.
+
+        ``sizes`` is job_id -> bytes of its body, -1 without one: a transaction deletes a bounded number of
+        them. Raises StoreUnavailable if rows remain because their tables do not answer.
+        """
+        names, body_names = self._shards.names, self._shards.body_names
+
+        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> int:
+            where = f"status IN ({sql.numbers(statuses)})"
+            statements = [
+                Statement(f"DELETE FROM {names[table]} WHERE job_id IN ({sql.numbers(part)}) AND {where}")
+                for table, part in ids.items()
+            ]
+            for table, part in ids.items():
+                if with_body := [job_id for job_id in part if sizes[job_id] >= 0]:
+                    statements.append(bodies.delete(body_names[table], names[table], with_body))
+            results = server.run(statements, transaction=True, outwait=False)
+            return sum(result.matched for result in results[: len(ids)])
+
+        return sum(
+            sum(self._shards.each(self._shards.group(part), send).whole())
+            for part in bodies.bounded(sizes.items())
+        )
 
     # --- shared ------------------------------------------------------------------------------------------
 

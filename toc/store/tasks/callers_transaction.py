@@ -13,10 +13,12 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import pymysql
-from sqlalchemy import Connection, CursorResult, TwoPhaseTransaction
+from sqlalchemy import Connection, CursorResult, TwoPhaseTransaction, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, MissingGreenlet, UnboundExecutionError
 
 from toc.model.errors import (
@@ -28,9 +30,11 @@ from toc.model.errors import (
     WrongShardConnection,
 )
 from toc.model.task import Submission, TaskRow, check_expiry
-from toc.store.servers.mysql_connection import error_code
+from toc.observe.log import get_logger
+from toc.store.servers.mysql import error_code
 from toc.store.servers.server import DatabaseServer, Locked, Result, Statement
 from toc.store.servers.shards import Shards
+from toc.store.servers.threads import Threads
 from toc.store.tasks import bodies
 from toc.store.tasks import rows as sql
 from toc.store.tasks.plan import (
@@ -46,6 +50,10 @@ from toc.store.tasks.plan import (
 )
 from toc.store.tasks.write import REPEATS, Writer, chunks_of
 
+log = get_logger(__name__)
+
+W = TypeVar("W")
+
 _NO_RIGHT = frozenset({1044, 1142, 1143})
 """The account may not use this database, table or column."""
 _WITHOUT_TEXTS = {
@@ -58,6 +66,9 @@ _WITHOUT_TEXTS = {
 """A caller's character set may lack a letter of a text, or differ from the one that its driver decodes."""
 UPDATED = 200
 """Most rows of one UPDATE."""
+COMMIT_SECONDS, MAX_PAUSE_SECONDS = 5.0, 0.02
+"""How long a thread waits for a COMMIT that hangs: after that, the sweep finds the rows. How often it
+looks."""
 WAIT_SECONDS, AGAIN_SECONDS = 10.0, 0.02
 """How long a submit in an asynchronous transaction waits for another with its dedup_key, and how often it
 looks."""
@@ -396,3 +407,59 @@ def _in_ascii(statement: Statement) -> str:
         for value in statement.params
     )
     return statement.sql % values
+
+
+class AfterCommit(Generic[W]):
+    """Calls ``tell`` on a thread of its own with what was done in a transaction that is over. Thread-safe.
+
+    SQLAlchemy's event comes before the COMMIT is sent, but for the outermost transaction alone: not when a
+    savepoint is released, nor when a session ends that has joined a transaction. So the hook hands what it
+    was given to a thread, which waits until the transaction is over. Whether it was committed only the rows
+    can tell.
+    """
+
+    def __init__(self, tell: Callable[[Sequence[W]], None]) -> None:
+        self._tell = tell
+        self._open: WeakKeyDictionary[Connection, _Open[W]] = WeakKeyDictionary()
+        self._threads = Threads(2, "toc-commit")
+
+    def add(self, connection: Connection, whats: Sequence[W]) -> Callable[[], bool]:
+        """Note what was done in the transaction of a connection. Returns whether that is still open."""
+        transaction = connection.get_transaction()
+        one = self._open.get(connection)
+        if one is None:
+            one = self._open[connection] = _Open()
+            event.listen(connection, "commit", partial(self._committing, one))
+        if one.transaction is not transaction:  # the former was rolled back
+            one.transaction, one.whats = transaction, []
+        one.whats += whats
+        return lambda: transaction is not None and transaction.is_active
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        self._threads.close()
+
+    def _committing(self, one: _Open[W], _connection: Connection) -> None:
+        transaction, whats, one.transaction, one.whats = one.transaction, one.whats, None, []
+        try:
+            if whats:
+                self._threads.run_detached(partial(self._wait, transaction, whats))
+        except Exception as exc:  # such as: no thread can be started. The sweep finds the rows
+            log.warning("commit_not_followed", tasks=len(whats), error=str(exc))
+
+    def _wait(self, transaction: Any, whats: Sequence[W]) -> None:
+        until, seconds = time.monotonic() + COMMIT_SECONDS, 0.0005
+        while transaction is not None and transaction.is_active:
+            if time.monotonic() > until:
+                return
+            time.sleep(seconds)
+            seconds = min(2 * seconds, MAX_PAUSE_SECONDS)
+        self._tell(whats)
+
+
+class _Open(Generic[W]):
+    """What was done in the transaction of a connection that is open."""
+
+    def __init__(self) -> None:
+        self.transaction: Any = None
+        self.whats: list[W] = []

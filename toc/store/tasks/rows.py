@@ -111,6 +111,12 @@ def unions(server: DatabaseServer, selects: Sequence[str]) -> list[Statement]:
     ]
 
 
+def read(server: DatabaseServer, selects: Sequence[str], *, outwait: bool = True) -> list[Any]:
+    """Return the rows of all selects."""
+    results = server.run(unions(server, selects), outwait=outwait)
+    return [row for result in results for row in result.rows]
+
+
 def select_by_id(
     server: DatabaseServer, what: str, names: Sequence[str], ids: Mapping[int, Sequence[int]]
 ) -> list[Statement]:

@@ -1,4 +1,4 @@
-"""Reads task tables in the order of next_time, for comparison with the index.
+"""Reads task tables in the order of next_time: for comparison with the index, and to count what comes due.
 
 All queries use the index (status, next_time, job_id, biz_type): a Position is a place in it, and
 a page begins after one. No page reads more than it returns, even if many rows share an instant.
@@ -10,10 +10,18 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import NamedTuple
 
+from toc.model.due import NEAR, OTHERS, Part
 from toc.model.task import TaskStatus
-from toc.store.servers.server import DatabaseServer
+from toc.model.topic import Topic
+from toc.store.servers.server import DatabaseServer, Statement
 from toc.store.servers.shards import Answers, Parts, Shards, Trouble
 from toc.store.tasks import rows as sql
+
+PENDING = TaskStatus.PENDING
+FOREVER_MS = 253_370_764_800_000
+"""The year 9999, beyond any deadline."""
+TABLES_READ, ROWS_READ = 32, 200
+"""How many tables, and rows of each, a search for what is overdue reads at most."""
 
 
 class Position(NamedTuple):
@@ -52,6 +60,17 @@ class Scanned(NamedTuple):
     with_due_rows: list[int]
     pages: dict[int, list[DueRow]]
     failed: dict[int, Trouble]
+
+
+class OverdueRows(NamedTuple):
+    """Pending rows that are due, the first of each table. ``more``: there are more than these.
+
+    ``failed`` gives the tables without an answer, and why.
+    """
+
+    rows: list[DueRow]
+    more: bool
+    failed: Mapping[int, Trouble]
 
 
 class _Asked(NamedTuple):
@@ -142,6 +161,18 @@ class Scans:
         scanned = self.scan((), starts, 0, to_ms, limit, where=where)
         return Answers(scanned.pages, scanned.failed)
 
+    def overdue(self, topics: Iterable[Topic], before_ms: int) -> OverdueRows:
+        """Return rows due before ``before_ms`` that have not ended, except those of paused topics: whatever
+        the index says, also of tasks that a worker has. The search is bounded."""
+        scanned = self.scan(range(self._shards.tables), {}, 0, before_ms, 1)
+        paused = ",".join(str(topic.biz_type) for topic in topics if topic.paused)
+        where = f" AND biz_type NOT IN ({paused})" if paused else ""
+        starts = dict.fromkeys(scanned.with_due_rows[:TABLES_READ], Position(0))
+        pages = self.page(starts, before_ms, ROWS_READ, where=where)
+        more = len(scanned.with_due_rows) > TABLES_READ or ROWS_READ in map(len, pages.values())
+        rows = [row for page in pages.values() for row in page]
+        return OverdueRows(rows, more, scanned.failed | pages.unanswered)
+
     def locked(self, job_ids: Iterable[int]) -> set[int]:
         """Return those that an open transaction has locked: the leases of their neighbours would wait for
         them.
@@ -191,3 +222,138 @@ def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
     if not start.job_id:
         return f"status={status:d} AND next_time>={instant}"
     return f"status={status:d} AND (next_time>{instant} OR (next_time={instant} AND job_id>{start.job_id:d}))"
+
+
+class Place(NamedTuple):
+    """Where the count of a table is. ``at``: what is due from then on is left or, if it has a job_id, what
+    follows it at that instant, and then the rest. ``now_ms``: when the count began."""
+
+    at: Position
+    now_ms: int
+
+
+class CountPage(NamedTuple):
+    """The counts of a page, by biz_type and number of the span, and where the next one begins; None after
+    the last. The span OTHERS holds what was due already."""
+
+    groups: dict[tuple[int, int], int]
+    following: Position | None
+
+
+class StoredCount(NamedTuple):
+    """What was counted of a part, as JSON, and how long ago (ms) the count began, by its server's clock."""
+
+    part: str
+    age: int
+    counts: str
+
+
+class DueCounts:
+    """Counts pending rows by topic and the time at which they are due, in pages, and keeps the counts beside
+    the tables. Of a page only its sums are sent. Thread-safe."""
+
+    def __init__(self, shards: Shards) -> None:
+        self._shards = shards
+
+    def page(self, places: Mapping[int, Place], part: Part, limit: int) -> Answers[CountPage]:
+        """Count up to ``limit`` pending rows of a part of each table, from its Place on."""
+
+        def send(server: DatabaseServer, tables: Mapping[int, Place]) -> dict[int, CountPage]:
+            names = self._shards.names
+            ranges = {table: _range(server, part, place) for table, place in tables.items()}
+            # Where the page ends, if there are more rows. A page with a LIMIT would be a table of its own.
+            last = [
+                f"SELECT {server.joined([f'{table:d}', server.milliseconds('next_time'), 'job_id'])} "
+                f"FROM {names[table]} WHERE {where} "
+                f"ORDER BY status,next_time,job_id LIMIT 1 OFFSET {limit - 1:d}"
+                for table, where in ranges.items()
+            ]
+            found = sql.number_rows(server.run(sql.unions(server, last), outwait=False), 3)
+            ends = {table: Position(*end) for table, *end in found}
+            pages = {}
+            for table, place in tables.items():
+                more, following = _cut(server, place.at, ends.get(table))
+                ranges[table] += more
+                pages[table] = CountPage({}, following)
+            span = server.whole(server.milliseconds("next_time"), part.length)
+            counts = [
+                f"SELECT {server.joined([f'{table:d}', 'biz_type', 'span', 'n'])} FROM "
+                f"(SELECT biz_type,CASE WHEN next_time<{server.instant(tables[table].now_ms)} "
+                f"THEN {OTHERS:d} ELSE {span} END AS span,COUNT(*) AS n FROM {names[table]} "
+                f"WHERE {where} GROUP BY biz_type,span) AS counted"
+                for table, where in ranges.items()
+            ]
+            for table, biz_type, number, count in sql.number_rows(
+                server.run(sql.unions(server, counts), outwait=False), 4
+            ):
+                pages[table].groups[biz_type, number] = count
+            return pages
+
+        return self._shards.each(self._shards.group_tables(places), send).joined()
+
+    def keep(self, part: Part, counts: Mapping[int, tuple[str, int]]) -> Mapping[int, Trouble]:
+        """Write a part's counts of tables as JSON, each with how long ago (ms) the count began. Returns those
+        without an answer."""
+
+        def send(server: DatabaseServer, tables: Mapping[int, tuple[str, int]]) -> None:
+            server.run(
+                [
+                    Statement(
+                        f"REPLACE INTO {self._shards.due_names[table]} (number,part,counts,counted_at) "
+                        f"VALUES ({table:d},'{part.name}',%s,{server.from_now(-ago)})",
+                        [text],
+                    )
+                    for table, (text, ago) in tables.items()
+                ],
+                transaction=True,
+                outwait=False,
+            )
+
+        return self._shards.each(self._shards.group_tables(counts), send).failed
+
+    def kept(self, tables: Iterable[int]) -> Answers[list[StoredCount]]:
+        """Return what is kept of each table."""
+
+        def send(server: DatabaseServer, asked: Mapping[int, None]) -> dict[int, list[StoredCount]]:
+            since = f"{server.milliseconds(server.from_now(0))}-{server.milliseconds('counted_at')}"
+            names: dict[str, list[int]] = {}
+            for table in asked:
+                names.setdefault(self._shards.due_names[table], []).append(table)
+            selects = [
+                Statement(
+                    f"SELECT number,part,{since},counts FROM {name} WHERE number IN ({sql.numbers(own)})"
+                )
+                for name, own in names.items()
+            ]
+            found: dict[int, list[StoredCount]] = {table: [] for table in asked}
+            results = server.run(selects, outwait=False)
+            with sql.understood():
+                for result in results:
+                    for table, part, age, counts in result.rows:
+                        found[table].append(StoredCount(part, int(age), counts))
+            return found
+
+        return self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), send).joined()
+
+
+def _range(server: DatabaseServer, part: Part, place: Place) -> str:
+    """The condition for the rows that follow: one range of the index."""
+    instant, job_id = server.instant(place.at.next_time), place.at.job_id
+    if job_id:
+        # With one status MariaDB may read all rows of the instant up to these. No row has -1.
+        return f"status IN (-1,{PENDING:d}) AND next_time={instant} AND job_id>{job_id:d}"
+    end = (place.now_ms // part.length + part.spans) * part.length if part is NEAR else FOREVER_MS
+    return f"status={PENDING:d} AND next_time>={instant} AND next_time<{server.instant(end)}"
+
+
+def _cut(server: DatabaseServer, at: Position, end: Position | None) -> tuple[str, Position | None]:
+    """Return the condition that ends a page of these rows, whose last one is ``end``, and where the next
+    page begins; None if there is none.
+
+    A page ends before the rows of an instant, unless it begins with them.
+    """
+    if end is None:  # these are all
+        return "", Position(at.next_time + 1) if at.job_id else None
+    if end.next_time > at.next_time:
+        return f" AND next_time<{server.instant(end.next_time)}", Position(end.next_time)
+    return f" AND next_time={server.instant(end.next_time)} AND job_id<={end.job_id:d}", end

@@ -1,29 +1,31 @@
-"""The rows of schedules, each in the database of its occurrences.
+"""The rows of schedules, and of their occurrences in the task table beside them.
 
 A schedule is in the table of its name's CRC32. The biz_id of its occurrences is that name, so they are in the
-task table beside it. One transaction moves a schedule on: it changes the row, guarded by its version, and
-inserts the tasks only if it has changed the row (``change_id``). So any process may move any schedule on, and
-several may do so at once.
+task table beside it; their dedup_key names the schedule and the nominal time, so an occurrence becomes a task
+at most once, whoever makes it. One transaction moves a schedule on: it changes the row, guarded by its
+version, and inserts the tasks only if it has changed the row (``change_id``). So any process may move any
+schedule on, and several may do so at once.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
 from typing import NamedTuple
 
-from toc.model.clock import Clock
+from toc.model.clock import Clock, to_ms
 from toc.model.errors import InvalidSchedule, ScheduleExists, StoreUnavailable
 from toc.model.schedule import Definition
-from toc.model.schedule_state import Planned, State, Step
-from toc.model.sharding import JobIds, crc32
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.schedule_state import Occurrence, Planned, State, Step
+from toc.model.sharding import BizId, JobIds, crc32
+from toc.model.task import TaskRow, TaskStatus, scheduled_for_text
 from toc.model.topic import Topic
 from toc.store.servers.server import DatabaseServer, Duplicate, Param, Statement, Transient
 from toc.store.servers.shards import Shards, Trouble
 from toc.store.tasks import rows as sql
-from toc.store.tasks.occurrences import UNTOUCHED, Occurrences
-from toc.store.tasks.schedule_rows import COLUMNS, FIXED, StoredSchedule, columns, literal, stored_of
 
 REPEATS = 5
 MAX_OF_TOPIC = 5_000
@@ -33,6 +35,37 @@ MAX_WAITING = 2 * MAX_OF_TOPIC
 them."""
 TOGETHER = 200
 """About how many tasks one transaction inserts; those of one schedule are never split."""
+
+
+COLUMNS = {  # field of State -> column of the table
+    "schedule_id": "schedule_id", "version": "version", "paused": "paused", "after": "after_time",
+    "next_time": "next_time", "look": "look_time", "buffered": "buffered", "last_job_id": "last_job_id",
+    "fired": "fired", "skipped": "skipped", "missed": "missed", "missed_at": "missed_at",
+    "created": "gmt_create", "modified": "gmt_modified",
+}  # fmt: skip
+INSTANTS = frozenset({"after", "next_time", "look", "buffered", "missed_at", "created", "modified"})
+FIXED = frozenset({"schedule_id", "version", "created", "modified"})
+UNTOUCHED = (
+    f"status={TaskStatus.PENDING:d} AND version=0 AND attempts=0 AND crashes=0 AND lease_owner IS NULL"
+)
+"""The condition that, by the row, no try of a task has begun, and nobody has rescheduled it."""
+
+_definition = lru_cache(8192)(Definition.of_json)
+
+
+class StoredSchedule(NamedTuple):
+    """A stored schedule. ``text`` is its definition as stored."""
+
+    name: str
+    text: str
+    state: State
+
+    @property
+    def definition(self) -> Definition:
+        """The definition. Raises InvalidSchedule if it cannot be read, or if the row is damaged."""
+        if None in (self.state.after, self.state.created, self.state.modified):  # such as 0000-00-00
+            raise InvalidSchedule(f"the row of schedule {self.name!r} is damaged: it lacks a time")
+        return _definition(self.name, self.text)
 
 
 class DueSchedule(NamedTuple):
@@ -78,7 +111,6 @@ class ScheduleTable:
         self._shards = shards
         self._job_ids = job_ids
         self._clock = clock
-        self.occurrences = Occurrences(shards, job_ids, clock)
 
     def table_of(self, name: str) -> int:
         """Return the number of the table that holds the schedule of this name."""
@@ -101,11 +133,10 @@ class ScheduleTable:
         table = self.table_of(name)
 
         def send(server: DatabaseServer, _part: object) -> list[StoredSchedule]:
-            select = f"SELECT {columns(server)} FROM {self._shards.schedule_names[table]} s WHERE name=%s"
-            return [stored_of(row) for row in server.run([Statement(select, [name])])[0].rows]
+            select = f"SELECT {_columns(server)} FROM {self._shards.schedule_names[table]} s WHERE name=%s"
+            return [_stored_of(row) for row in server.run([Statement(select, [name])])[0].rows]
 
-        parts = self._shards.each(self._shards.group_tables({table: None}), send).whole()
-        return next((stored for part in parts for stored in part), None)
+        return next(iter(self._shards.each(self._shards.group_tables({table: None}), send).rows()), None)
 
     def page(self, after: str = "", limit: int = 1000) -> list[StoredSchedule]:
         """Return the first ``limit`` schedules by name whose name is greater than ``after``."""
@@ -116,7 +147,7 @@ class ScheduleTable:
 
         def send(server: DatabaseServer, part: Mapping[int, None]) -> list[StoredSchedule]:
             selects = [
-                f"SELECT {columns(server)} FROM {self._shards.schedule_names[table]} s WHERE name>%s "
+                f"SELECT {_columns(server)} FROM {self._shards.schedule_names[table]} s WHERE name>%s "
                 f"ORDER BY name LIMIT {limit:d}"
                 for table in part
             ]
@@ -124,11 +155,10 @@ class ScheduleTable:
                 Statement(statement.sql, [after] * statement.sql.count("%s"))
                 for statement in sql.unions(server, selects)
             ]
-            return [stored_of(row) for result in server.run(statements) for row in result.rows]
+            return [_stored_of(row) for result in server.run(statements) for row in result.rows]
 
-        everywhere = dict.fromkeys(range(self._shards.tables))
-        parts = self._shards.each(self._shards.group_tables(everywhere), send).whole()
-        return [stored for part in parts for stored in part]
+        everywhere = self._shards.group_tables(dict.fromkeys(range(self._shards.tables)))
+        return self._shards.each(everywhere, send).rows()
 
     def soonest(self, tables: Iterable[int]) -> tuple[dict[int, int], dict[int, Trouble]]:
         """Return when (ms, by this host's clock) the first schedule of each table needs a step, and the
@@ -141,19 +171,14 @@ class ScheduleTable:
         def send(server: DatabaseServer, part: Mapping[int, None]) -> list[tuple[int, int]]:
             now = server.milliseconds(server.from_now(0))
             # An invalid instant, such as 0000-00-00, counts as 0: as NULL it would hide all the others.
-            least = (
-                "CASE WHEN MIN(look_time) IS NOT NULL "
-                f"THEN COALESCE({server.milliseconds('MIN(look_time)')},0) END"
-            )
-            selects = [
-                f"SELECT {table:d},{least},{now} FROM {self._shards.schedule_names[table]}" for table in part
-            ]
-            results = server.run(sql.unions(server, selects), outwait=False)
+            least = f"COALESCE({server.milliseconds('MIN(look_time)')},0)"
+            least = f"CASE WHEN MIN(look_time) IS NOT NULL THEN {least} END"
+            names = self._shards.schedule_names
+            selects = [f"SELECT {table:d},{least},{now} FROM {names[table]}" for table in part]
             with sql.understood():
                 return [
                     (int(table), int(look) + max(asked - int(told), 0))
-                    for result in results
-                    for table, look, told in result.rows
+                    for table, look, told in sql.read(server, selects, outwait=False)
                     if look is not None
                 ]
 
@@ -172,7 +197,7 @@ class ScheduleTable:
             pending = f"CASE WHEN t.status={TaskStatus.PENDING:d} THEN 1 ELSE 0 END"
             now = server.from_now(0)
             selects = [
-                f"SELECT {columns(server)},{pending},{server.milliseconds(now)} FROM (SELECT name FROM "
+                f"SELECT {_columns(server)},{pending},{server.milliseconds(now)} FROM (SELECT name FROM "
                 "(SELECT name,look_time,ROW_NUMBER() OVER (PARTITION BY topic ORDER BY look_time) AS turn "
                 f"FROM (SELECT name,look_time,topic FROM {self._shards.schedule_names[table]} "
                 f"WHERE look_time<={server.instant(until)} AND look_time<={now} "
@@ -181,21 +206,90 @@ class ScheduleTable:
                 f"LEFT JOIN {self._shards.names[table]} t ON t.job_id=s.last_job_id"
                 for table in part
             ]
-            results = server.run(sql.unions(server, selects), outwait=False)
             with sql.understood():
                 return [
-                    DueSchedule(stored_of(row[:-2]), not int(row[-2]), min(until, int(row[-1])))
-                    for result in results
-                    for row in result.rows
+                    DueSchedule(_stored_of(row[:-2]), not int(row[-2]), min(until, int(row[-1])))
+                    for row in sql.read(server, selects, outwait=False)
                 ]
 
         parts = self._shards.each(self._shards.group_tables(dict.fromkeys(tables)), send)
         rows = [row for part in parts.results for row in part]
-        counts: dict[int, int] = {}
-        for row in rows:
-            table = self.table_of(row.stored.name)
-            counts[table] = counts.get(table, 0) + 1
+        counts = Counter(self.table_of(row.stored.name) for row in rows)
         return Due(rows, {table for table, count in counts.items() if count >= limit}, parts.failed)
+
+    # --- occurrences
+
+    def ended(self, stored: StoredSchedule) -> bool:
+        """Whether the task of the last occurrence has ended, or is gone."""
+        if stored.state.last_job_id is None:
+            return True
+        table = self.table_of(stored.name)
+        select = f"SELECT status FROM {self._shards.names[table]} WHERE job_id={stored.state.last_job_id:d}"
+        pending = Statement(f"{select} AND status={TaskStatus.PENDING:d}")
+        return not self._shards.server_of[table].run([pending])[0].rows
+
+    def planned(self, stored: StoredSchedule, biz_type: int, later_than: int) -> list[Planned]:
+        """Return the occurrences whose tasks have not started, are due later than this (ms), and are as the
+        schedule made them, by nominal time.
+
+        Leaves out those of a backfill, and those that somebody has rescheduled.
+        """
+        table, schedule_id = self.table_of(stored.name), stored.state.schedule_id
+        server, biz = self._shards.server_of[table], BizId.of(stored.name)
+        prefix = f"{schedule_id}/"
+        select = Statement(
+            f"SELECT job_id,{server.milliseconds('action_time')},{server.text('dedup_key')} "
+            f"FROM {self._shards.names[table]} "
+            f"WHERE biz_id={biz.number:d} AND biz_type={biz_type:d} AND dedup_key>%s AND dedup_key<%s "
+            f"AND next_time>{server.instant(later_than)} AND {UNTOUCHED}",
+            [prefix.encode(), f"{prefix}:".encode()],
+        )
+        found = []
+        with sql.understood():
+            for job_id, due, key in server.run([select])[0].rows:
+                nominal = _nominal(schedule_id, str(key))
+                # A backfill makes tasks of past nominal times, due later than they were.
+                if nominal is not None and int(due) == nominal + stored.definition.offset:
+                    found.append(Planned(int(job_id), nominal))
+        return sorted(found, key=lambda planned: planned.nominal)
+
+    def present(self, stored: StoredSchedule, nominals: Iterable[int]) -> set[int]:
+        """Return the nominal times (ms) among these that have a task, in any state, also on a topic that the
+        schedule had before."""
+        keys = {occurrence_key(stored.state.schedule_id, nominal).encode(): nominal for nominal in nominals}
+        return {keys[key] for key in self._keyed(stored.name, list(keys))}
+
+    def _keyed(self, name: str, keys: Sequence[bytes]) -> dict[bytes, int]:
+        """Return the job_ids of the occurrences with these dedup_keys, of whatever topic."""
+        table = self.table_of(name)
+        server = self._shards.server_of[table]
+        select = (
+            f"SELECT job_id,{server.text('dedup_key')} FROM {self._shards.names[table]} "
+            f"WHERE biz_id={BizId.of(name).number:d} AND dedup_key IN"
+        )
+        parts = [keys[first : first + sql.KEYS] for first in range(0, len(keys), sql.KEYS)]
+        selects = [Statement(f"{select} ({','.join(['%s'] * len(part))})", part) for part in parts]
+        with sql.understood():
+            return {
+                str(key).encode(): int(job_id)
+                for result in server.run(selects)
+                for job_id, key in result.rows
+            }
+
+    def occurrence_row(
+        self, definition: Definition, state: State, occurrence: Occurrence, topic: Topic
+    ) -> TaskRow:
+        """Return the row of a new task for an occurrence."""
+        now, biz, due = self._clock.now_ms(), BizId.of(definition.name), occurrence.due
+        return TaskRow(
+            job_id=self._job_ids.make(biz.crc), biz_id=biz.number, biz_key=biz.key, biz_type=topic.biz_type,
+            status=TaskStatus.PENDING, action_time=due, next_time=due,
+            attribute=definition.occurrence_attribute(occurrence.nominal), version=0, attempts=0, crashes=0,
+            slot_crc=biz.crc, slot_amount=topic.slot_amount,
+            dedup_key=occurrence_key(state.schedule_id, occurrence.nominal), last_error=None,
+            gmt_create=now, gmt_modified=now,
+            expires_at=due + 1000 * topic.expires_in if topic.expires_in else 0,
+        )  # fmt: skip
 
     # --- writing
 
@@ -210,16 +304,10 @@ class ScheduleTable:
                 "use tasks that submit the next one, or another topic",
                 "topic",
             )
-        names = ["name", "topic", "definition", "change_id"]
-        marks = ["%s", "%s", "%s", f"{_change_id():d}"]
-        for field, column in COLUMNS.items():
-            names.append(column)
-            marks.append(literal(server, field, getattr(state, field)))
-        schedules = self._shards.schedule_names[table]
-        insert = Statement(
-            f"INSERT INTO {schedules} ({','.join(names)}) VALUES ({','.join(marks)})",
-            [definition.name, definition.topic, text],
-        )
+        columns = f"name,topic,definition,change_id,{','.join(COLUMNS.values())}"
+        into = f"{self._shards.schedule_names[table]} ({columns})"
+        values = f"%s,%s,%s,{_change_id():d},{','.join(_literal(server, field, state) for field in COLUMNS)}"
+        insert = Statement(f"INSERT INTO {into} VALUES ({values})", [definition.name, definition.topic, text])
         for _ in range(REPEATS):
             try:
                 server.run([insert])
@@ -236,9 +324,7 @@ class ScheduleTable:
 
     def move(self, stored: StoredSchedule, step: Step, topic: Topic) -> Move:
         """Return what ``advance`` needs to take a step."""
-        rows = [
-            self.occurrences.row(stored.definition, step.state, occurrence, topic) for occurrence in step.made
-        ]
+        rows = [self.occurrence_row(stored.definition, step.state, one, topic) for one in step.made]
         return Move(stored, _after(step.state, rows), rows)
 
     def advance(self, moves: Iterable[Move]) -> Moved:
@@ -369,8 +455,7 @@ class ScheduleTable:
         """
         for _ in range(REPEATS):
             keys = [(row.dedup_key or "").encode() for row in move.rows]
-            found = self.occurrences.keyed(server, table, move.stored.name, keys)
-            there = {key: job_id for job_id, key in found}
+            there = self._keyed(move.stored.name, keys)
             crc = crc32(move.stored.name)
             rows = [
                 row._replace(job_id=self._job_ids.make(crc))
@@ -406,7 +491,7 @@ class ScheduleTable:
     ) -> Statement:
         # Only what differs: a column that was damaged by hand cannot be written as it was read.
         sets = [
-            f"{column}={literal(server, field, getattr(state, field))}"
+            f"{column}={_literal(server, field, state)}"
             for field, column in COLUMNS.items()
             if field not in FIXED and getattr(state, field) != getattr(stored.state, field)
         ]
@@ -430,3 +515,40 @@ def _after(state: State, rows: Sequence[TaskRow]) -> State:
 
 def _change_id() -> int:
     return secrets.randbits(63)
+
+
+def occurrence_key(schedule_id: int, nominal: int) -> str:
+    """The dedup_key of an occurrence."""
+    return f"{schedule_id}/{scheduled_for_text(nominal)}"
+
+
+def _nominal(schedule_id: int, key: str) -> int | None:
+    """The nominal time in an occurrence's dedup_key, or None: a caller may have made it up."""
+    try:
+        nominal = to_ms(datetime.fromisoformat(key.removeprefix(f"{schedule_id}/")))
+    except (ValueError, TypeError):  # a TypeError without a zone
+        return None
+    return nominal if key == occurrence_key(schedule_id, nominal) else None
+
+
+def _literal(server: DatabaseServer, field: str, state: State) -> str:
+    """Return the value of a field as SQL."""
+    value = getattr(state, field)
+    return "NULL" if value is None else server.instant(value) if field in INSTANTS else f"{value:d}"
+
+
+def _columns(server: DatabaseServer) -> str:
+    """The columns to SELECT for ``_stored_of``."""
+    columns = [
+        server.milliseconds(f"s.{column}") if field in INSTANTS else f"s.{column}"
+        for field, column in COLUMNS.items()
+    ]
+    return ",".join(["s.name", "s.definition", *columns])
+
+
+def _stored_of(row: Sequence[object]) -> StoredSchedule:
+    """Return the schedule in a row with ``_columns``."""
+    with sql.understood():
+        name, text, *values = row
+        state = State._make([None if value is None else int(str(value)) for value in values])
+        return StoredSchedule(str(name), str(text), state._replace(paused=bool(state.paused)))
