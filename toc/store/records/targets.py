@@ -100,7 +100,7 @@ def new_key() -> str:
 def _fernet() -> Any:
     """The module, which only some programs load."""
     try:
-        from cryptography import fernet
+        import cryptography.fernet as fernet
     except ImportError as exc:
         raise NotInstalled("the secrets of targets need cryptography", "webhooks") from exc
     return fernet

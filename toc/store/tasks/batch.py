@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 from toc.model.clock import SET_BACK_MS, Clock
@@ -72,11 +73,8 @@ class Guard(Enum):
 
 
 _ENDED = {
-    PROCESSED: Finish.ALREADY,
-    CANCELLED: Finish.CANCELLED,
-    DEAD: Finish.DEAD,
-    PENDING: Finish.RESCHEDULED,
-}
+    PROCESSED: Finish.ALREADY, CANCELLED: Finish.CANCELLED, DEAD: Finish.DEAD, PENDING: Finish.RESCHEDULED,
+}  # fmt: skip
 
 
 class Batches(Tries):
@@ -143,59 +141,44 @@ class Batches(Tries):
         What ``sent`` holds of them is added to their histories, and what ``late`` holds to their rows. The
         result has an outcome for every job_id.
         """
-        versions = dict(items)
-        now = self._stamp()
-        return self._shards.each(
-            self._shards.group(versions),
-            lambda server, ids: self._finish(server, ids, versions, now, sent, late),
-            locks=True,
-        ).joined()
+        versions, now = dict(items), self._stamp()
+        finish = partial(self._finish, versions=versions, now=now, sent=sent, late=late)
+        return self._shards.each(self._shards.group(versions), finish, locks=True).joined()
 
     def _finish(
-        self,
-        server: DatabaseServer,
-        ids: Mapping[int, Sequence[int]],
-        versions: Mapping[int, int],
-        now: int,
-        sent: SentTries,
-        late: Late,
-    ) -> dict[int, Finish]:
+        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]], *, versions: Mapping[int, int],
+        now: int, sent: SentTries, late: Late,
+    ) -> dict[int, Finish]:  # fmt: skip
         groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
         for table, part in ids.items():
             for job_id in part:
                 groups[table, versions[job_id]].append(job_id)
         ended = server.instant(now)
-        results = server.run(
-            [
-                Statement(
-                    f"UPDATE {server.by_primary_key(self._shards.names[table])} "
-                    f"SET status={PROCESSED},next_time={ended},"
-                    f"gmt_modified={ended}{_delivered(server, part, sent, version, now)}"
-                    f"{with_late(server, part, late, ',')} "
-                    f"WHERE job_id IN ({sql.numbers(part)}) "
-                    f"AND status={PENDING} AND version={version:d}"  # [rule: success-fence]
-                )
-                for (table, version), part in groups.items()
-            ],
-            transaction=True,
-            patient=True,
-            outwait=False,
-        )
+        updates = [
+            Statement(
+                f"UPDATE {server.by_primary_key(self._shards.names[table])} "
+                f"SET status={PROCESSED},next_time={ended},"
+                f"gmt_modified={ended}{_delivered(server, part, sent, version, now)}"
+                f"{with_late(server, part, late, ',')} WHERE job_id IN ({sql.numbers(part)}) "
+                f"AND status={PENDING} AND version={version:d}"  # [rule: success-fence]
+            )
+            for (table, version), part in groups.items()
+        ]
+        results = server.run(updates, transaction=True, patient=True, outwait=False)
         cases = dict.fromkeys((job_id for part in groups.values() for job_id in part), Finish.DONE)
-        doubtful: dict[int, list[int]] = {}
-        for ((table, _version), part), result in zip(groups.items(), results, strict=True):
+        doubtful: list[int] = []
+        for part, result in zip(groups.values(), results, strict=True):
             if result.matched != len(part):
-                doubtful.setdefault(table, []).extend(part)
+                doubtful += part
         if not doubtful:
             return cases
-        rows = self._read(server, doubtful)
-        for part in doubtful.values():
-            for job_id in part:
-                row = rows.get(job_id)
-                if row is None:
-                    cases[job_id] = Finish.MISSING
-                elif row.status != PROCESSED or row.gmt_modified != now:  # else: by this call
-                    cases[job_id] = _ENDED.get(row.status, Finish.MISSING)  # a status that toc does not write
+        rows = self._read(server, self._shards.group(doubtful)[server])
+        for job_id in doubtful:
+            row = rows.get(job_id)
+            if row is None:
+                cases[job_id] = Finish.MISSING
+            elif row.status != PROCESSED or row.gmt_modified != now:  # else: by this call
+                cases[job_id] = _ENDED.get(row.status, Finish.MISSING)  # a status that toc does not write
         cancelled = [job_id for job_id, case in cases.items() if case is Finish.CANCELLED]
         self._mark_tried(server, self._shards.group(cancelled).get(server, {}))
         return cases
@@ -227,39 +210,32 @@ class Batches(Tries):
         return self._guarded(items, self.leases.unleased, ends=True)
 
     def _guarded(
-        self,
-        items: Iterable[Failure],
-        free: Callable[[DatabaseServer], str],
-        late: Late = NOT_LATE,
-        *,
+        self, items: Iterable[Failure], free: Callable[[DatabaseServer], str], late: Late = NOT_LATE, *,
         ends: bool = False,
-    ) -> Answers[Guard]:
+    ) -> Answers[Guard]:  # fmt: skip
         by_id, now = {item.job_id: item for item in items}, self._stamp()
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, Guard]:
             order = [(table, by_id[job_id]) for table, part in ids.items() for job_id in part]
             nobody = free(server)
-            results = server.run(
-                [
-                    Statement(
-                        f"UPDATE {self._shards.names[table]} SET {_ended(item) if ends else ''}"
-                        f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
-                        f"next_time={server.instant(now if ends else item.next_time)},"
-                        f"gmt_modified={server.instant(now)}"
-                        f"{_noted(server, item, now, 0 if ends else item.next_time)}"
-                        f"{with_late(server, [item.job_id], late, ',')},{NO_LEASE},{FREE}"
-                        f"{'' if item.error is None else ',last_error=%s'} "
-                        # [rule: failure-fence]
-                        f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
-                        f"AND attempts={item.attempts:d} AND crashes={item.crashes:d} AND {nobody}"
-                        f"{_too_late(server) if item.by_time else ''}",
-                        () if item.error is None else (error_text(item.error),),
-                    )
-                    for table, item in order
-                ],
-                transaction=True,
-                outwait=False,
-            )
+            updates = [
+                Statement(
+                    f"UPDATE {self._shards.names[table]} SET {_ended(item) if ends else ''}"
+                    f"attempts={item.new_attempts:d},crashes={item.new_crashes:d},"
+                    f"next_time={server.instant(now if ends else item.next_time)},"
+                    f"gmt_modified={server.instant(now)}"
+                    f"{_noted(server, item, now, 0 if ends else item.next_time)}"
+                    f"{with_late(server, [item.job_id], late, ',')},{NO_LEASE},{FREE}"
+                    f"{'' if item.error is None else ',last_error=%s'} "
+                    # [rule: failure-fence]
+                    f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
+                    f"AND attempts={item.attempts:d} AND crashes={item.crashes:d} AND {nobody}"
+                    f"{_too_late(server) if item.by_time else ''}",
+                    () if item.error is None else (error_text(item.error),),
+                )
+                for table, item in order
+            ]
+            results = server.run(updates, transaction=True, outwait=False)
             return {
                 item.job_id: Guard.APPLIED if result.matched == 1 else Guard.LOST
                 for (_table, item), result in zip(order, results, strict=True)
@@ -306,23 +282,18 @@ class Batches(Tries):
             statements = []
             for table, part in ids.items():
                 name, where = self._shards.names[table], f"job_id IN ({sql.numbers(part)})"
-                statements.append(
+                # read by its stamp, so that a resend after a lost answer still finds the rows
+                ours = f"{where} AND status={PENDING} AND gmt_modified={stamp}"
+                statements += [
                     Statement(  # [rule: new-version]
                         f"UPDATE {name} SET status={PENDING},version=version+1,"
                         f"redrives=redrives+(redrives<65535),attempts=0,crashes=0,"
                         f"{own}expires_at={expiry},expired=0,next_time={now},"
-                        f"gmt_modified={stamp},{NO_LEASE},{FREE} "
-                        f"WHERE {where} AND status={DEAD}"
-                    )
-                )
-                # by its stamp, so that a resend after a lost answer still finds the rows
-                statements.append(
-                    Statement(
-                        f"SELECT {what} FROM {name} "
-                        f"WHERE {where} AND status={PENDING} AND gmt_modified={stamp}"
-                    )
-                )
-                statements.append(bodies.follow(self._shards.body_names[table], name, part))
+                        f"gmt_modified={stamp},{NO_LEASE},{FREE} WHERE {where} AND status={DEAD}"
+                    ),
+                    Statement(f"SELECT {what} FROM {name} WHERE {ours}"),
+                    bodies.follow(self._shards.body_names[table], name, part),
+                ]
             return sql.task_rows(server.run(statements, transaction=True)[1::3])
 
         return self._shards.each(self._shards.group(job_ids), send).rows()
@@ -396,11 +367,7 @@ def _noted(server: DatabaseServer, item: Failure, now: int, following: int) -> s
 
 
 def _delivered(
-    server: DatabaseServer,
-    job_ids: Iterable[int],
-    sent: SentTries,
-    version: int,
-    now: int,
+    server: DatabaseServer, job_ids: Iterable[int], sent: SentTries, version: int, now: int
 ) -> str:
     """Return the SQL that adds the tries of those tasks that were sent to their histories."""
     cases = []

@@ -35,19 +35,9 @@ from toc.store.servers.mysql import error_code
 from toc.store.servers.server import DatabaseServer, Locked, Result, Statement
 from toc.store.servers.shards import Shards
 from toc.store.servers.threads import Threads
-from toc.store.tasks import bodies
+from toc.store.tasks import bodies, plan
 from toc.store.tasks import rows as sql
-from toc.store.tasks.plan import (
-    PENDING,
-    Planner,
-    Seen,
-    Stored,
-    cancelling,
-    new_version,
-    seen_columns,
-    seen_rows,
-    tried,
-)
+from toc.store.tasks.plan import PENDING, Planner, Seen
 from toc.store.tasks.write import REPEATS, Writer, chunks_of
 
 log = get_logger(__name__)
@@ -56,12 +46,8 @@ W = TypeVar("W")
 
 _NO_RIGHT = frozenset({1044, 1142, 1143})
 """The account may not use this database, table or column."""
-_WITHOUT_TEXTS = {
-    "biz_key": "NULL",
-    "attribute": "''",
-    "dedup_key": "NULL",
-    "last_error": "CASE WHEN last_error IS NULL THEN NULL ELSE '' END",
-    "body_sha256": "CASE WHEN body_sha256 IS NULL THEN NULL ELSE '' END",
+_WITHOUT_TEXTS = {"biz_key": "NULL", "attribute": "''", "dedup_key": "NULL"} | {
+    name: f"CASE WHEN {name} IS NULL THEN NULL ELSE '' END" for name in ("last_error", "body_sha256")
 }
 """A caller's character set may lack a letter of a text, or differ from the one that its driver decodes."""
 UPDATED = 200
@@ -156,10 +142,10 @@ class CallersTransaction:
                     found = _named(connection, name, one.row) or self._found(connection, one, attempt > 0)
                 if attempt and found is None:  # no clash with another's dedup_key, so the job_id is taken
                     one = one._replace(row=self._writer.renamed(one.row))
-                plan = self._planner.plan(server, one, found, 0)
-                if isinstance(plan, Stored):
-                    return plan.put.job_id
-                (insert, *body), _ = self._planner.transaction(server, [plan], 0)
+                planned = self._planner.plan(server, one, found, 0)
+                if isinstance(planned, plan.Stored):
+                    return planned.put.job_id
+                (insert, *body), _ = self._planner.transaction(server, [planned], 0)
                 self._check_packets(connection, server, body)
                 try:
                     _run(connection, insert)
@@ -179,38 +165,34 @@ class CallersTransaction:
         """Store rows: all of them, or none if it raises. Returns their job_ids in order."""
         stored: dict[int, int] = {}
         plain: dict[int, list[int]] = {}
-        for n, one in enumerate(many):
-            if one.row.dedup_key is None and one.row.body_sha256 is None:
-                plain.setdefault(self._shards.table_of(one.row.job_id), []).append(n)
         rows = [one.row for one in many]
-        tables = {self._shards.table_of(row.job_id): True for row in rows}
-        for server in self._shards.group_tables(tables):
+        for n, row in enumerate(rows):
+            if row.dedup_key is None and row.body_sha256 is None:
+                plain.setdefault(self._shards.table_of(row.job_id), []).append(n)
+        for server in self._shards.group(row.job_id for row in rows):
             with self._on(connection, server):
                 pass
         try:
             for server, by_table in self._shards.group_tables(plain).items():
-                for chunk in chunks_of(by_table, rows):
-                    for table, numbers in chunk.items():
-                        part = [rows[n] for n in numbers]
-                        with self._on(connection, server), suppress(IntegrityError):  # then one by one
-                            _run(connection, sql.insert(server, self._shards.names[table], part))
-                            stored |= {n: rows[n].job_id for n in numbers}
+                for table, numbers in (part for chunk in chunks_of(by_table, rows) for part in chunk.items()):
+                    insert = sql.insert(server, self._shards.names[table], [rows[n] for n in numbers])
+                    with self._on(connection, server), suppress(IntegrityError):  # then one by one
+                        _run(connection, insert)
+                        stored |= {n: rows[n].job_id for n in numbers}
             for n, one in enumerate(many):
                 if n not in stored:
                     stored[n] = self.put(connection, one)
         except TocError:
-            self._take_back(connection, {stored[n] for n in stored} & {row.job_id for row in rows})
+            self._take_back(connection, set(stored.values()) & {row.job_id for row in rows})
             raise
         return [stored[n] for n in range(len(many))]
 
     def _take_back(self, connection: Connection, job_ids: Iterable[int]) -> None:
         """Delete rows that were inserted, should the caller commit in spite of the error."""
-        for ids in self._shards.group(job_ids).values():
-            for table, part in ids.items():
-                for job_id in part:
-                    with suppress(DBAPIError):
-                        delete = f"DELETE FROM {self._shards.names[table]} WHERE job_id={job_id:d}"
-                        _run(connection, Statement(delete))
+        for job_id in job_ids:
+            with suppress(DBAPIError):
+                name = self._shards.names[self._shards.table_of(job_id)]
+                _run(connection, Statement(f"DELETE FROM {name} WHERE job_id={job_id:d}"))
 
     def _found(self, connection: Connection, one: Submission, clashed: bool) -> Seen | None:
         """Do as ``Writer.found``. The event loop that serves the caller goes on meanwhile: it may serve the
@@ -248,21 +230,17 @@ class CallersTransaction:
             with self._on(connection, server):
                 pending: dict[int, list[int]] = {}
                 for seen in self._locked(connection, server, ids):
-                    row = tried(seen)
+                    row = plan.tried(seen)
                     changed = row.status == PENDING
                     if changed:
                         pending.setdefault(self._shards.table_of(row.job_id), []).append(row.job_id)
                     found[row.job_id] = changed, row._replace(gmt_modified=now) if changed else row
                 for table, part in pending.items():
                     for first in range(0, len(part), UPDATED):
-                        where = f"job_id IN ({sql.numbers(part[first : first + UPDATED])})"
-                        _run(
-                            connection,
-                            Statement(
-                                f"UPDATE {server.by_primary_key(self._shards.names[table])} "
-                                f"SET {cancelling(server, now)} WHERE {where} AND status={PENDING}"
-                            ),
-                        )
+                        some = {table: part[first : first + UPDATED]}
+                        sets, where = plan.cancelling(server, now), f"status={PENDING}"
+                        for update in sql.update_by_id(server, self._shards.names, some, sets, where):
+                            _run(connection, update)
         return found
 
     def reschedule(
@@ -278,10 +256,10 @@ class CallersTransaction:
             row = found[0].row
             check_expiry(expires_at or row.expires_at, action_time)
             expiry = f"expires_at={server.instant(expires_at)}," if expires_at else ""
-            _run(connection, new_version(server, name, found[0], action_time, self._stamp(), expiry))
+            _run(connection, plan.new_version(server, name, found[0], action_time, self._stamp(), expiry))
             if row.body_sha256 is not None:
                 _run(connection, bodies.follow_one(self._shards.body_names[table], job_id, row.version))
-            return True, tried(found[0])
+            return True, plan.tried(found[0])
 
     def _locked(
         self, connection: Connection, server: DatabaseServer, ids: Mapping[int, Sequence[int]]
@@ -291,14 +269,14 @@ class CallersTransaction:
         there = sql.select_by_id(server, "job_id", names, ids)
         known = {row[0] for result in server.run(there) for row in result.rows}
         known.update(int(row[0]) for statement in there for row in _run(connection, statement))
-        what = seen_columns(server, **_WITHOUT_TEXTS)
+        what = plan.seen_columns(server, **_WITHOUT_TEXTS)
         selects = [
             f"SELECT {what} FROM {names[table]} WHERE job_id={job_id:d}{server.for_update}"
             for table, part in ids.items()
             for job_id in part
             if job_id in known
         ]
-        return seen_rows(
+        return plan.seen_rows(
             Result([tuple(row) for row in _run(connection, statement)], 0)
             for statement in sql.unions(server, selects)
         )
@@ -379,11 +357,9 @@ def _named(connection: Connection, name: str, row: TaskRow) -> Seen | None:
     with sql.understood():
         biz_key, attribute, sha256 = [bytes.fromhex(_text(value) or "") for value in tuple(found)[1:]]
         seen = row._replace(
-            job_id=int(found[0]),
-            biz_key=biz_key.decode() or None,
-            attribute=attribute.decode(),
+            job_id=int(found[0]), biz_key=biz_key.decode() or None, attribute=attribute.decode(),
             body_sha256=sha256 or None,
-        )
+        )  # fmt: skip
     return Seen(seen, False, 0)
 
 

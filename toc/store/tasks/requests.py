@@ -30,19 +30,19 @@ class Requests:
         self._shards = shards
         self.databases = databases
 
-    def claim(self, request: Request, table: int | None = None) -> None:
-        """Bind the request's name to what it asks for. Raises RequestReused if it is bound to something else.
-
-        The name is claimed in the database that its key chooses. No claim is needed, and none is
-        made, if ``table`` is in that database: the row of the request will be there. None is made
-        either while the server of that database is away or hangs. During that time, the reuse of a
-        name for another task may go unnoticed.
-        """
-        if (error := self.claim_each([(request, table)]).get(request)) is not None:
+    def claim(self, request: Request) -> None:
+        """Bind the name of a request for many tasks to what it asks for. Raises RequestReused."""
+        for error in self.claim_each([(request, None)]).values():
             raise error
 
     def claim_each(self, wanted: Iterable[tuple[Request, int | None]]) -> dict[Request, RequestReused]:
-        """Claim the names of many, given with the tables of their rows. Returns those that are refused."""
+        """Bind the names of requests to what they ask for. Returns those that are bound to something else.
+
+        A name is claimed in the database that its key chooses. No claim is needed, and none is made, if the
+        ``table`` of the request's row, which is given with it, is in that database: the row of the request
+        will be there. None is made either while the server of that database is away or hangs. During that
+        time, the reuse of a name for another task may go unnoticed.
+        """
         homes: dict[int, dict[bytes, Request]] = {}
         wanted = list(wanted)
         for request, table in wanted:

@@ -25,29 +25,13 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from toc.model import errors
 from toc.model.clock import Clock
-from toc.model.errors import (
-    InvalidInput,
-    PartialSubmit,
-    SchemaBehind,
-    StoreUnavailable,
-    SubmitUnknown,
-    TocError,
-)
+from toc.model.errors import SchemaBehind, StoreUnavailable, SubmitUnknown, TocError
 from toc.model.sharding import JobIds
 from toc.model.task import Put, Request, Submission, TaskRow
-from toc.store.servers.server import (
-    DatabaseServer,
-    Duplicate,
-    Locked,
-    Lost,
-    PoolExhausted,
-    Refused,
-    Result,
-    Statement,
-    Transient,
-    pause,
-)
+from toc.store.servers import server as db
+from toc.store.servers.server import DatabaseServer, Duplicate, Lost, Result, Statement, pause
 from toc.store.servers.shards import OF_TABLES, Shards, Trouble
 from toc.store.servers.threads import Threads
 from toc.store.tasks import requests
@@ -134,8 +118,9 @@ class Writer:
 
         Raises DedupConflict, TaskExists, RequestReused, InvalidExpiry, SubmitUnknown.
         """
-        if one.request is not None and not one.request.part:
-            self._requests.claim(one.request, self._shards.table_of(one.row.job_id))
+        if one.request is not None:
+            for error in self._claim([one]).values():
+                raise error
         work = _Work(self._server_of(one), {0: one})
         self._settle(work)
         outcome = work.outcomes[0]
@@ -155,6 +140,14 @@ class Writer:
             self._note_away(server, exc.__cause__ if isinstance(exc, SubmitUnknown) else exc)
             return exc
 
+    def _claim(self, wanted: Iterable[Submission]) -> dict[Request, errors.RequestReused]:
+        """Claim the names of these requests. Returns those that are bound to something else."""
+        return self._requests.claim_each(
+            (one.request, self._shards.table_of(one.row.job_id))
+            for one in wanted
+            if one.request is not None and not one.request.part
+        )
+
     # --- many callers
 
     def put_each(self, wanted: Sequence[Submission]) -> list[Outcome]:
@@ -165,32 +158,23 @@ class Writer:
         server = self._server_of(wanted[0])
         outcomes: list[Outcome] = [*self._unwritable(server, wanted)]
         asked = [one for one, error in zip(wanted, outcomes, strict=True) if error is None]
-        refused = self._requests.claim_each(
-            (one.request, self._shards.table_of(one.row.job_id))
-            for one in asked
-            if one.request is not None and not one.request.part
-        )
-        todo: dict[int, Submission] = {}
+        refused = self._claim(asked)
         for n, one in enumerate(wanted):
-            if one.request is not None and one.request in refused:
-                outcomes[n] = outcomes[n] or refused[one.request]
-            if outcomes[n] is None:
-                todo[n] = one
-        work = _Work(server, todo, many=True)
+            if outcomes[n] is None and one.request is not None:
+                outcomes[n] = refused.get(one.request)
+        work = _Work(server, {n: one for n, one in enumerate(wanted) if outcomes[n] is None}, many=True)
         try:  # what is left to do after this must go by itself
             self._try(work)
         except Lost as exc:
             self._settle(work, exc)
-        except (Duplicate, Locked):
+        except (Duplicate, db.Locked):
             pass
         except (StoreUnavailable, SchemaBehind) as exc:
             self._note_away(server, exc)
-            if not isinstance(exc, (Transient, Refused, SchemaBehind)):
+            if not isinstance(exc, (db.Transient, db.Refused, SchemaBehind)):
                 for n in list(work.todo):
                     work.settle(n, exc)
-        for n, outcome in work.outcomes.items():
-            outcomes[n] = outcome
-        return outcomes
+        return [work.outcomes.get(n, outcome) for n, outcome in enumerate(outcomes)]
 
     # --- many tasks of one caller
 
@@ -198,7 +182,7 @@ class Writer:
         self,
         many: Sequence[Submission],
         then: Callable[[Sequence[TaskRow]], object],
-        refused: Mapping[int, InvalidInput],
+        refused: Mapping[int, errors.InvalidInput],
     ) -> list[int]:
         """Store tasks with ``on_conflict="keep"``, in chunks of up to 1,000 (less with bodies) per
         transaction and round trip. Returns job_ids in order.
@@ -222,7 +206,7 @@ class Writer:
                     same_as[n] = earlier
                     continue
             by_table.setdefault(table, []).append(n)
-        stored = self._stored_before(first, rows)
+        stored = self._stored_before(first, many)
         if lacking := refused.keys() - stored.keys() - same_as.keys():
             raise refused[min(lacking)]
         if stored:
@@ -233,58 +217,42 @@ class Writer:
             for chunk in chunks_of(tables, rows)
         ]
         failed: list[TocError] = []
-        store = partial(self._store_chunk, many=many, then=then, failed=failed)
-        if len(chunks) == 1:
-            done = [store(*chunks[0])]
-        else:
-            done = self._threads.all(partial(store, *chunk) for chunk in chunks)
+        store = [partial(self._store_chunk, many, then, failed, *chunk) for chunk in chunks]
+        done = [store[0]()] if len(chunks) == 1 else self._threads.all(store)
         for part in done:
             stored |= part
         unknown = [error.job_id for error in failed if isinstance(error, SubmitUnknown)]
         if failed and not any(done) and not unknown:
             raise failed[0]
-        for n, earlier in same_as.items():
-            if earlier in stored:
-                stored[n] = stored[earlier]
+        stored |= {n: stored[earlier] for n, earlier in same_as.items() if earlier in stored}
         if failed:
-            raise PartialSubmit([stored.get(n) for n in range(len(rows))], unknown) from failed[0]
+            raise errors.PartialSubmit([stored.get(n) for n in range(len(rows))], unknown) from failed[0]
         return [stored[n] for n in range(len(rows))]
 
-    def _stored_before(self, names: Mapping[Name, int], rows: Sequence[TaskRow]) -> dict[int, int]:
+    def _stored_before(self, names: Mapping[Name, int], many: Sequence[Submission]) -> dict[int, int]:
         """Return the job_ids of the tasks that have these names, by the number of the row that wants one.
         Raises DedupConflict."""
-        keyed: dict[int, list[TaskRow]] = {}
-        for (table, *_), n in names.items():
-            keyed.setdefault(table, []).append(rows[n])
-        stored: dict[int, int] = {}
+        keyed, stored = self._keyed(many[n] for n in names.values()), dict[int, int]()
         for server, part in self._shards.group_tables(keyed).items():
             results = server.run(self._of_names(server, part, seen_columns(server)))
             for name, seen in self._by_name(results).items():
-                n = names[name]
-                stored[n] = same_task(rows[n], seen.row)
+                stored[names[name]] = same_task(many[names[name]].row, seen.row)
         return stored
 
     def _store_chunk(
-        self,
-        server: DatabaseServer,
-        chunk: Chunk,
-        *,
-        many: Sequence[Submission],
-        then: Callable[[Sequence[TaskRow]], object],
-        failed: list[TocError],
-    ) -> dict[int, int]:
+        self, many: Sequence[Submission], then: Callable[[Sequence[TaskRow]], object], failed: list[TocError],
+        server: DatabaseServer, chunk: Chunk,
+    ) -> dict[int, int]:  # fmt: skip
         """Store a chunk, unless another has failed. Returns the job_ids of its tasks, and adds errors to
         ``failed``."""
         if failed:
             return {}
-        numbers = [n for part in chunk.values() for n in part]
         by_table = {table: [many[n] for n in part] for table, part in chunk.items()}
-        work: _Work | None = None
+        work = _Work(server, {n: many[n] for part in chunk.values() for n in part})
         try:
             try:  # nothing to decide, for thousands of rows
                 server.run(self._planner.inserts(server, by_table), transaction=True, again=False)
             except (Lost, Duplicate) as exc:
-                work = _Work(server, {n: many[n] for n in numbers})
                 work.tried = True
                 if isinstance(exc, Lost):
                     work.unsure = {n: inserting(one) for n, one in work.todo.items()}
@@ -292,9 +260,9 @@ class Writer:
         except TocError as exc:
             failed.append(exc)
             return {}
-        if work is None:
-            then([many[n].row for n in numbers])
-            return {n: many[n].row.job_id for n in numbers}
+        if not work.tried:
+            then([one.row for one in work.todo.values()])
+            return {n: one.row.job_id for n, one in work.todo.items()}
         failed += [one for one in work.outcomes.values() if isinstance(one, TocError)]
         done = {n: one for n, one in work.outcomes.items() if isinstance(one, Stored)}
         then([row for one in done.values() if (row := one.inserted or one.kept)])
@@ -335,11 +303,9 @@ class Writer:
             if not work.todo or (work.many and not work.unsure):
                 return
         for n in list(work.todo):
-            error: StoreUnavailable | SubmitUnknown = StoreUnavailable(
-                f"{work.server.name}: the task keeps changing; try again"
-            )
-            if n in work.unsure:
-                error = SubmitUnknown(work.unsure[n].stored.put.job_id)
+            plan = work.unsure.get(n)
+            error: TocError = StoreUnavailable(f"{work.server.name}: the task keeps changing; try again")
+            error = error if plan is None else SubmitUnknown(plan.stored.put.job_id)
             error.__cause__ = cause
             work.settle(n, error)
         if work.many:
@@ -368,7 +334,9 @@ class Writer:
                 if plan is None:
                     if one.row.job_id in taken:
                         one = work.todo[n] = one._replace(row=self.renamed(one.row))
-                    plan = self._plan(server, one, known, now)
+                    name = self._name(one.row) if known.by_name else None
+                    found = None if name is None else known.by_name.get(name)
+                    plan = self._planner.plan(server, one, found, now)
             except TocError as exc:
                 if not many:
                     raise
@@ -377,14 +345,14 @@ class Writer:
             if isinstance(plan, Stored):
                 work.settle(n, plan)
                 continue
-            row = plan.stored.inserted
             if many:
-                name = self._name(one.row)
-                keys = {key for key in (name, one.request and one.request.key) if key is not None}
+                keys = {
+                    key for key in (self._name(one.row), one.request and one.request.key) if key is not None
+                }
                 if keys & used:  # later
                     continue
                 used |= keys
-            if row is not None:
+            if (row := plan.stored.inserted) is not None:
                 taken.add(row.job_id)
             plans[n] = plan
         if not plans:
@@ -408,10 +376,6 @@ class Writer:
         for (n, done), place in zip(plans.items(), telling, strict=True):
             if place is None or results[place].matched:
                 work.settle(n, done.stored)
-
-    def _plan(self, server: DatabaseServer, one: Submission, known: _Known, now: int) -> Plan | Stored:
-        name = self._name(one.row) if known.by_name else None
-        return self._planner.plan(server, one, None if name is None else known.by_name.get(name), now)
 
     # --- reading
 
@@ -495,9 +459,8 @@ class Writer:
         ]
 
     def _name(self, row: TaskRow) -> Name | None:
-        if row.dedup_key is None:
-            return None
-        return self._shards.table_of(row.job_id), row.biz_id, row.biz_type, row.dedup_key
+        key = row.dedup_key
+        return None if key is None else (self._shards.table_of(row.job_id), row.biz_id, row.biz_type, key)
 
     def _server_of(self, one: Submission) -> DatabaseServer:
         return self._shards.server_of[self._shards.table_of(one.row.job_id)]
@@ -521,7 +484,8 @@ class Writer:
 
     def _note_away(self, server: DatabaseServer, error: BaseException | None) -> None:
         """Mark a server that is out of reach, so that no other caller waits for it."""
-        if isinstance(error, StoreUnavailable) and not isinstance(error, (Transient, PoolExhausted, Refused)):
+        reached = db.Transient, db.PoolExhausted, db.Refused
+        if isinstance(error, StoreUnavailable) and not isinstance(error, reached):
             self._shards.health[server].mark_away(error)
 
 
