@@ -32,11 +32,11 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from toc.model.body import MAX_BODY
 from toc.model.errors import ConfigError, shown
 from toc.model.horizon import BUDGET_FORM, Budget
 from toc.model.sharding import MAX_TABLES, is_power_of_two
 from toc.model.target import Allow
+from toc.model.task import MAX_BODY
 from toc.model.topic import NAME, NAMESPACE, NAMESPACE_HINT
 from toc.observe.log import redact
 

@@ -38,12 +38,10 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from toc.model.body import MAX_BODY
-from toc.model.clock import Clock, from_ms
-from toc.model.duration import Duration
+from toc.model.clock import Clock, Duration, from_ms
 from toc.model.errors import ConfigError, InvalidInput, Unavailable
 from toc.model.sharding import BizId
-from toc.model.task import NewTask
+from toc.model.task import MAX_BODY, NewTask
 from toc.model.topic import Topic, TopicType
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter

@@ -1,6 +1,6 @@
 """When Debian's cron runs a job: no arithmetic with offsets, only what the clock on the wall shows.
 
-It goes through all minutes of a range, so it shares nothing with ``toc.model.calendar``.
+It goes through all minutes of a range, so it shares nothing with ``toc.model.schedule``.
 """
 
 from __future__ import annotations

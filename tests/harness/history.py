@@ -33,8 +33,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 from sqlalchemy import Connection
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Task, TimeoutCenter
-from toc.model.clock import to_ms
-from toc.model.duration import Duration, seconds_of
+from toc.model.clock import Duration, seconds_of, to_ms
 from toc.model.errors import InvalidInput, NotInFuture, PartialSubmit, StoreUnavailable, SubmitUnknown
 from toc.model.scores import store_score
 from toc.model.task import TaskRow

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from toc.model.body import Content
-from toc.model.task import OnConflict, Request, Submission, TaskRow
+from toc.model.task import Content, OnConflict, Request, Submission, TaskRow
 from toc.store.servers.server import Statement
 from toc.store.store import Store
 from toc.store.tasks.plan import Stored

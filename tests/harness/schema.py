@@ -64,7 +64,7 @@ def statements(layout: Layout) -> list[list[str]]:
         for database in layout.databases_of(server):
             name = layout.database_name(database)
             with (
-                connector(url, 10, None, 60, name)().driver as connection,
+                connector(url, 10, None, 60, database=name)().driver as connection,
                 connection.cursor() as cursor,
             ):
                 cursor.execute("SHOW TABLES")

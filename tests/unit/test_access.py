@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from toc.model.access import Access, Action, Role, Token, check_grant
 from toc.model.errors import InvalidInput, NotGranted, UnknownTopic
-from toc.model.pattern import check_pattern, covers, matches
-from toc.model.template import Template, best_of
+from toc.model.topic import Template, best_of, check_pattern, covers, matches
 
 letters = st.text("ab.*", min_size=1, max_size=8)
 names = st.text("ab.", min_size=1, max_size=8)

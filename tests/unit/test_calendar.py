@@ -12,9 +12,9 @@ from harness.cron_oracle import oracle
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from toc.model.calendar import END, Cron, Interval, Latest
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidSchedule
+from toc.model.schedule import END, Cron, Interval, Latest
 
 ZONES = (  # none with a gap at midnight, nor half an hour: cronsim takes minutes of * in them for others
     "Europe/Dublin",  # winter is the exception

@@ -15,10 +15,9 @@ import pytest
 
 from toc.cli.main import main
 from toc.cli.values import biz_id, number, past, who, whole_seconds
-from toc.model.clock import to_ms
-from toc.model.duration import parse_duration
+from toc.model.clock import parse_duration, to_ms
+from toc.model.documents import parse_instant
 from toc.model.errors import InvalidDelay, InvalidInput
-from toc.model.wire import parse_instant
 
 HEAVY = ("alembic", "hiredis", "kazoo", "pydantic", "pymysql", "redis", "sqlalchemy")
 

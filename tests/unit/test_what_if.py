@@ -7,8 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from toc.model.due import FAR, HOURS, MINUTES, NEAR
-from toc.model.what_if import Step, pile_up, spread
+from toc.model.due import FAR, HOURS, MINUTES, NEAR, Step, pile_up, spread
 
 NOW = 1_800_000_000_000 + 17_000
 """Within a minute, of which 43 s are left, and an hour."""

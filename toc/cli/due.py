@@ -12,7 +12,7 @@ from toc.cli.operations import acted, made
 from toc.cli.options import Json, option
 from toc.cli.output import print_json, say, show, show_one
 from toc.cli.values import number
-from toc.model.duration import parse_duration
+from toc.model.clock import parse_duration
 from toc.model.errors import InvalidInput
 from toc.operate.operation import Record
 from toc.operate.operations import due as operations

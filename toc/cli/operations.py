@@ -17,9 +17,9 @@ import typer
 from toc.cli.options import Json, Yes, flag, option
 from toc.cli.output import progress_line, say, show_one
 from toc.cli.values import attribute, biz_id, headers, job_number, number, opened, past, who, whole_seconds
-from toc.model.duration import parse_duration
+from toc.model.clock import parse_duration
+from toc.model.documents import parse_instant
 from toc.model.errors import InvalidInput
-from toc.model.wire import parse_instant
 from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value
 
 if TYPE_CHECKING:

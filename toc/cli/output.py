@@ -35,7 +35,7 @@ def say(text: str) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print ``value`` as JSON on stdout, whose values are in the form of ``toc.model.wire``."""
+    """Print ``value`` as JSON on stdout, whose values are in the form of ``toc.model.documents``."""
     # Letters that the encoding lacks are escaped as JSON does it; the stream's own way is not JSON.
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     print(json.dumps(value, ensure_ascii=not encoding.lower().startswith("utf"), indent=2))

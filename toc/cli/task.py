@@ -15,10 +15,10 @@ from toc.cli.operations import made
 from toc.cli.options import JobId, Json, flag, option
 from toc.cli.output import print_bytes, print_job_id, say, show, show_one
 from toc.cli.values import attribute, biz_id, file_bytes, job_number, opened
-from toc.model.duration import parse_duration
+from toc.model.clock import parse_duration
+from toc.model.documents import parse_instant
 from toc.model.errors import InvalidInput
 from toc.model.task import OnConflict
-from toc.model.wire import parse_instant
 from toc.observe.tracing import is_traced, trace_id
 from toc.operate.operation import Record
 from toc.operate.operations import cluster, pending, tasks

@@ -8,7 +8,7 @@ import typer
 
 from toc.cli.operations import command, commands
 from toc.cli.output import print_json, say, show
-from toc.model.wire import instant
+from toc.model.documents import instant
 from toc.operate.operation import Record
 from toc.operate.operations import tokens
 

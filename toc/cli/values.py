@@ -14,9 +14,8 @@ from math import inf, isfinite, nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from toc.model.clock import from_ms
-from toc.model.documents import parse
-from toc.model.duration import parse_duration
+from toc.model.clock import from_ms, parse_duration
+from toc.model.documents import parse, parse_instant
 from toc.model.errors import (
     InvalidAttribute,
     InvalidDelay,
@@ -26,7 +25,6 @@ from toc.model.errors import (
     shown,
 )
 from toc.model.sharding import valid_job_id
-from toc.model.wire import parse_instant
 
 if TYPE_CHECKING:
     from toc.config import Settings

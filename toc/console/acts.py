@@ -18,8 +18,8 @@ from toc.console.shown import Column, Content, Facts, Field, Table, title_of
 from toc.console.view import BY_NAME, Page, View, fields_of
 from toc.gateway.calls import HttpCall
 from toc.model.bulk import BulkKind
+from toc.model.clock import parse_duration
 from toc.model.documents import parse
-from toc.model.duration import parse_duration
 from toc.model.errors import InvalidInput
 
 _IN_PATH = re.compile(r"\{(\w+)\}")

@@ -17,8 +17,7 @@ from toc.model.documents import check_values, parse_object, whole_text
 from toc.model.errors import BodyGone, Busy, InvalidDocument, InvalidInput, TaskExists, UnreadableTask
 from toc.model.sharding import MAX_BIZ_ID
 from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus
-from toc.model.template import Template
-from toc.model.topic import Delivery
+from toc.model.topic import Delivery, Template
 from toc.pull.handed_out import HandedOut
 
 PREFIX = "delay-task."

@@ -16,12 +16,10 @@ from toc.gateway.exchange import CURRENT
 from toc.gateway.pull_calls import with_bodies
 from toc.gateway.service import Service
 from toc.model.errors import NameTaken, TocError, TooManyTopics
-from toc.model.pattern import matches
 from toc.model.pull import NONCE_BYTES, AckOutcome, PullLease
 from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, NewTask, Put, TaskRow, TaskStatus
-from toc.model.template import Template, best_of
-from toc.model.topic import Delivery, Topic
+from toc.model.topic import Delivery, Template, Topic, best_of, matches
 from toc.operate.operation import Place
 from toc.pull.handed_out import HandedOut, TtrOf
 

@@ -28,7 +28,7 @@ from toc.model.errors import (
 )
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome
 from toc.model.task import Submission, TaskRow, TaskStatus
-from toc.model.template import Template
+from toc.model.topic import Template
 from toc.operate import bulk
 from toc.pull.handed_out import HandedOut
 from toc.sdk.submission import LATEST_MS

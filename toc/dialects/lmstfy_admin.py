@@ -20,7 +20,7 @@ from toc.dialects.port import BESIDE_BYTES, Dialect, Reply, Request
 from toc.model import access
 from toc.model.access import Access, Role, Token
 from toc.model.errors import NameTaken, NotGranted, UnknownToken
-from toc.model.template import Template
+from toc.model.topic import Template
 from toc.operate.audit import audited
 from toc.operate.operation import Place
 from toc.operate.tokens import LONGEST, create_token, revoke_token

@@ -12,7 +12,7 @@ from toc.model.clock import from_ms
 from toc.model.pull import MAX_TTR_SECONDS
 from toc.model.sharding import MAX_TABLES, crc32
 from toc.model.task import NewTask
-from toc.model.template import Template
+from toc.model.topic import Template
 
 NAME = "lmstfy"
 DEDUP_KEY = f"{NAME}:job"

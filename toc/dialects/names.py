@@ -8,8 +8,7 @@ from typing import Any
 
 from toc.model.errors import InvalidInput
 from toc.model.sharding import check_key
-from toc.model.template import Template
-from toc.model.topic import NAME
+from toc.model.topic import NAME, Template
 
 MAX_TOPICS = 100
 """How many topics a dialect creates by one template; `toc template alter` allows more."""

@@ -25,7 +25,7 @@ from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.model.access import Token
 from toc.model.errors import Busy, TocError
-from toc.model.template import Template
+from toc.model.topic import Template
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
 from toc.pull.handed_out import HandedOut

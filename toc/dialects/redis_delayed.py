@@ -14,7 +14,7 @@ from toc.dialects.names import template_of
 from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.errors import BodyTooLarge, InvalidInput, TocError
-from toc.model.template import Template
+from toc.model.topic import Template
 from toc.pull.handed_out import HandedOut
 
 PREFIX = "redis-delayed."

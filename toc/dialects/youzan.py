@@ -13,7 +13,7 @@ from toc.dialects.names import template_of
 from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import SMALL_TEXT, Service
 from toc.model.errors import InvalidInput
-from toc.model.template import Template
+from toc.model.topic import Template
 from toc.pull.handed_out import HandedOut
 
 PREFIX = "youzan."

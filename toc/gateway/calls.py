@@ -27,10 +27,10 @@ from pydantic_core import PydanticCustomError
 from toc.gateway.problems import FORBIDDEN, INVALID, UNKNOWN_TASK, Problem, unknown_topic
 from toc.model import access
 from toc.model.access import Access, Token
+from toc.model.documents import MAX_EXACT, parse_instant
 from toc.model.errors import InvalidInput
 from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, valid_job_id
 from toc.model.task import Request, TaskRow
-from toc.model.wire import MAX_EXACT, parse_instant
 from toc.pull.handed_out import HandedOut
 
 if TYPE_CHECKING:

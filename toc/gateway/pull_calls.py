@@ -24,13 +24,11 @@ from toc.gateway.problems import (
 )
 from toc.gateway.service import Service
 from toc.model.access import Action
-from toc.model.body import Content
 from toc.model.clock import to_ms
-from toc.model.documents import whole_text
+from toc.model.documents import biz_id, instant, whole_text
 from toc.model.errors import InvalidLease, TocError
 from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
-from toc.model.task import MAX_RETRY_SECONDS, Task
-from toc.model.wire import biz_id, instant
+from toc.model.task import MAX_RETRY_SECONDS, Content, Task
 from toc.operate.records import STATUS
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_TOPICS, MAX_WAIT_SECONDS

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Self
 
 from toc.model.errors import InvalidInput, NotGranted, shown
-from toc.model.pattern import any_matches, check_pattern, covers, match_everything
+from toc.model.topic import any_matches, check_pattern, covers, match_everything
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_PATTERNS = 20
@@ -138,10 +138,8 @@ class Token:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
-            raise InvalidInput(
-                f"{shown(self.name)} is not a name of a token: letters, digits, '.', '_' and '-', at most 64",
-                "name",
-            )
+            what = f"{shown(self.name)} is not a name of a token"
+            raise InvalidInput(f"{what}: letters, digits, '.', '_' and '-', at most 64", "name")
         if not self.roles:
             raise InvalidInput(f"a token needs a role: {', '.join(Role)}", "roles")
         if not 1 <= len(self.topics) <= MAX_PATTERNS:
@@ -179,7 +177,22 @@ class Token:
 
         If so, its holder may create, see and revoke ``other``.
         """
-        return not _beyond(self, other.roles, other.topics, other.expires_at, other.rate)
+        return not self.lacks(other.roles, other.topics, other.expires_at, other.rate)
+
+    def lacks(
+        self, roles: Collection[Role], topics: Sequence[str], expires_at: int | None, rate: float | None
+    ) -> str:
+        """Return what of this exceeds its own rights, as text for a message; empty if nothing does."""
+        had = frozenset(Role) if Role.ADMIN in self.roles else self.roles
+        found = [f"role {role.value}" for role in sorted(set(roles) - had)]
+        found += [
+            f"topics {wanted}" for wanted in topics if not any(covers(wider, wanted) for wider in self.topics)
+        ]
+        if self.expires_at is not None and (expires_at is None or expires_at > self.expires_at):
+            found.append("a later end")
+        if self.rate is not None and (rate is None or rate > self.rate):
+            found.append("a higher rate")
+        return ", ".join(found)
 
 
 def check_grant(
@@ -189,24 +202,5 @@ def check_grant(
 
     The message names what ``giver`` itself does not allow.
     """
-    if too_much := _beyond(giver, roles, topics, expires_at, rate):
+    if too_much := giver.lacks(roles, topics, expires_at, rate):
         raise NotGranted(f"token {giver.name!r} cannot grant {too_much}: it does not have that itself")
-
-
-def _beyond(
-    giver: Token, roles: Collection[Role], topics: Sequence[str], expires_at: int | None, rate: float | None
-) -> str:
-    """Return what exceeds the rights of ``giver``, as text for a message; empty if nothing does."""
-    had = frozenset(Role) if Role.ADMIN in giver.roles else giver.roles
-    found = [f"role {role.value}" for role in sorted(set(roles) - had)]
-    own = frozenset(giver.topics)
-    found += [
-        f"topics {wanted}"
-        for wanted in topics
-        if wanted not in own and not any(covers(wider, wanted) for wider in own)
-    ]
-    if giver.expires_at is not None and (expires_at is None or expires_at > giver.expires_at):
-        found.append("a later end")
-    if giver.rate is not None and (rate is None or rate > giver.rate):
-        found.append("a higher rate")
-    return ", ".join(found)

@@ -98,11 +98,8 @@ class TopicCatalog:
             check_topic_name(name)
             topic = self.read_through().get(name)
         if topic is None:
-            raise UnknownTopic(
-                f"there is no topic {name!r}; create it with "
-                f"`toc topic create {name} --biz-type N --slots N`",
-                name,
-            )
+            do = f"create it with `toc topic create {name} --biz-type N --slots N`"
+            raise UnknownTopic(f"there is no topic {name!r}; {do}", name)
         return topic
 
     def fresh(self, name: str) -> Topic | None:
@@ -147,9 +144,8 @@ class TopicCatalog:
                 reading = self._read_soon()
             reading.join(max(reading.began + UNKNOWN_SECONDS - self._clock.monotonic(), 0.0))
             if reading.is_alive():
-                raise StoreUnavailable(
-                    f"the topic table has not answered within {UNKNOWN_SECONDS:g} s; try again in a moment"
-                )
+                what = f"the topic table has not answered within {UNKNOWN_SECONDS:g} s"
+                raise StoreUnavailable(f"{what}; try again in a moment")
             if reading.began >= asked:  # an earlier read may have missed a new topic
                 if reading.error is not None:
                     raise reading.error
@@ -160,9 +156,8 @@ class TopicCatalog:
         try:
             reading.start()
         except RuntimeError as exc:  # can't start new thread
-            raise StoreUnavailable(
-                "the topic table cannot be read: this process can start no further thread; try again"
-            ) from exc
+            what = "the topic table cannot be read: this process can start no further thread; try again"
+            raise StoreUnavailable(what) from exc
         self._reading = reading
         return reading
 

@@ -1,10 +1,17 @@
-"""Injected time. Instants are whole milliseconds since 1970 UTC; durations use the monotonic clock."""
+"""Injected time, and durations as people write them.
+
+Instants are whole milliseconds since 1970 UTC; durations use the monotonic clock.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from math import isfinite, isnan, nan
 from time import monotonic, sleep, time, time_ns
+
+from toc.model.errors import InvalidDelay, shown
 
 MAX_CLOCK_SKEW_MS = 100
 """Milliseconds the clocks of servers and workers may differ before toc stops trusting one of them."""
@@ -68,3 +75,36 @@ def to_ms(instant: datetime) -> int:
 def from_ms(milliseconds: int) -> datetime:
     """Aware UTC datetime of an instant in milliseconds."""
     return _EPOCH + timedelta(0, 0, milliseconds * 1000)  # positional: a keyword would double the cost
+
+
+Duration = timedelta | float | str
+"""A timedelta, seconds, or a text such as ``"30m"`` or ``"7d"``."""
+_DURATION = re.compile(r"([+-]?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|w)?", re.IGNORECASE)
+_UNITS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds: ``90``, ``0.5``, ``500ms``, ``30m``, ``12h``, ``7d``, ``2w``. Raises InvalidDelay."""
+    match = _DURATION.fullmatch(text.strip())
+    try:
+        seconds = float(match[1]) * _UNITS[match[2] and match[2].lower()] if match else nan
+    except ValueError:  # such as 1.2.3
+        seconds = nan
+    if isnan(seconds):
+        raise InvalidDelay(f"{shown(text)} is not a duration; write seconds, or 500ms, 30m, 12h, 7d")
+    if not isfinite(seconds) or seconds < 0:
+        raise InvalidDelay(f"{shown(text)} is not a duration: it must be finite and not negative")
+    return seconds
+
+
+def seconds_of(duration: Duration) -> float:
+    """Return the seconds of a duration. Raises InvalidDelay."""
+    if isinstance(duration, str):
+        return parse_duration(duration)
+    if isinstance(duration, timedelta):
+        duration = duration.total_seconds()
+    if isinstance(duration, bool) or not isinstance(duration, (int, float)) or not isfinite(duration):
+        raise InvalidDelay(f"{shown(duration)} is not a duration; give a timedelta, seconds, or 30m, 12h, 7d")
+    if duration < 0:
+        raise InvalidDelay(f"{shown(duration)} is not a duration: it must not be negative")
+    return duration

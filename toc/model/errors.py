@@ -350,10 +350,8 @@ class PartialCancel(Unavailable):
     """
 
     def __init__(self, outcomes: dict[int, CancelOutcome], unknown: list[int]) -> None:
-        super().__init__(
-            f"the outcomes of {len(outcomes)} tasks are known, {len(unknown)} may or may not be cancelled; "
-            f"cancel again"
-        )
+        what = f"the outcomes of {len(outcomes)} tasks are known, {len(unknown)} may or may not be cancelled"
+        super().__init__(f"{what}; cancel again")
         self.outcomes = outcomes
         self.unknown = unknown
 
@@ -367,9 +365,7 @@ class PartialSubmit(Unavailable):
 
     def __init__(self, job_ids: list[int | None], unknown: list[int]) -> None:
         stored = sum(1 for job_id in job_ids if job_id is not None)
-        super().__init__(
-            f"{stored} of {len(job_ids)} tasks were stored, {len(unknown)} are unknown; "
-            f"submit those without a job_id again (a dedup_key makes that safe)"
-        )
+        what = f"{stored} of {len(job_ids)} tasks were stored, {len(unknown)} are unknown"
+        super().__init__(f"{what}; submit those without a job_id again (a dedup_key makes that safe)")
         self.job_ids = job_ids
         self.unknown = unknown

@@ -13,8 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Self
 
-from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, total
-from toc.model.what_if import spread
+from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, spread, total
 
 LEAST = 45
 """The shortest horizon, in seconds. With it, what is due within half a minute is always indexed."""

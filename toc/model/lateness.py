@@ -18,8 +18,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from toc.model.clock import from_ms
-from toc.model.documents import parse
-from toc.model.wire import instant, seconds
+from toc.model.documents import instant, parse, seconds
 
 LATE_MS = 1000
 """A task that starts later than this after its time is late (ms)."""
@@ -90,6 +89,11 @@ class Span(NamedTuple):
     until: int
     evidence: str = ""
 
+    def shown(self) -> dict[str, Any]:
+        """Return it for display, as a share."""
+        length, since = seconds(self.until - self.since), instant(self.since)
+        return {"cause": self.cause.value, "seconds": length, "since": since, "evidence": self.evidence}
+
 
 class LateStart(NamedTuple):
     """A try of ``version`` that was due at ``due`` and started at ``started`` (ms), or was put off until
@@ -108,13 +112,11 @@ class LateStart(NamedTuple):
     def line(self) -> str:
         """Encode it as appended to the row, in JSON: times from ``due`` on, in ms."""
         due = self.due
-        spans = ",".join(
-            [
-                f'["{cause.value}",{since - due:d},{until - since:d},"{_plain(evidence)}"]'
-                for cause, since, until, evidence in self.spans[:SHARES]
-            ]
-        )
-        return f"[{self.version:d},{due:d},{self.started - due:d},[{spans}]]\n"
+        spans = [
+            f'["{cause.value}",{since - due:d},{until - since:d},"{_plain(evidence)}"]'
+            for cause, since, until, evidence in self.spans[:SHARES]
+        ]
+        return f"[{self.version:d},{due:d},{self.started - due:d},[{','.join(spans)}]]\n"
 
 
 @lru_cache(256)
@@ -138,11 +140,8 @@ def late_starts(text: str | None, version: int) -> list[LateStart]:
                 instant(at)
             if of == version:
                 found.append(LateStart(of, int(due), int(due + took), parts))
-        except (
-            ValueError,
-            TypeError,
-            OverflowError,
-        ):  # the first line, cut off, or of a later version of toc
+        # the first line, cut off, or of a later version of toc
+        except (ValueError, TypeError, OverflowError):
             continue
     return found
 
@@ -226,16 +225,10 @@ class Episode(NamedTuple):
     def shown(self) -> dict[str, Any]:
         """Return it for display."""
         return {
-            "topic": self.topic,
-            "cause": self.cause.value,
-            "tasks": self.tasks,
-            "worst_seconds": seconds(self.worst),
-            "since": instant(self.since),
-            "until": instant(self.until),
-            "worst_job_id": str(self.job_id),
-            "evidence": self.evidence,
-            "worker": self.who or None,
-        }
+            "topic": self.topic, "cause": self.cause.value, "tasks": self.tasks,
+            "worst_seconds": seconds(self.worst), "since": instant(self.since), "until": instant(self.until),
+            "worst_job_id": str(self.job_id), "evidence": self.evidence, "worker": self.who or None,
+        }  # fmt: skip
 
 
 E = TypeVar("E", Span, Episode)
@@ -252,17 +245,12 @@ def by_cause(episodes: Iterable[Episode]) -> list[Episode]:
     found: dict[tuple[str, Cause], Episode] = {}
     for one in episodes:
         same = found.get((one.topic, one.cause))
-        worst = one if same is None or one.worst > same.worst else same
-        found[one.topic, one.cause] = (
-            worst
-            if same is None
-            else worst._replace(
-                since=min(one.since, same.since),
-                until=max(one.until, same.until),
-                tasks=one.tasks + same.tasks,
-                unwritten=one.unwritten + same.unwritten,
-            )
-        )
+        if same is not None:
+            worst = one if one.worst > same.worst else same
+            since, until = min(one.since, same.since), max(one.until, same.until)
+            tasks, unwritten = one.tasks + same.tasks, one.unwritten + same.unwritten
+            one = worst._replace(since=since, until=until, tasks=tasks, unwritten=unwritten)
+        found[one.topic, one.cause] = one
     return sorted(found.values(), key=lambda one: one.tasks, reverse=True)
 
 
@@ -301,15 +289,7 @@ class Why(NamedTuple):
             "cause": self.spans[0].cause.value,
             "sentence": self.sentence(),
             "remedy": CAUSES[self.spans[0].cause].remedy,
-            "shares": [
-                {
-                    "cause": span.cause.value,
-                    "seconds": seconds(_length(span)),
-                    "since": instant(span.since),
-                    "evidence": span.evidence,
-                }
-                for span in self.spans
-            ],
+            "shares": [span.shown() for span in self.spans],
         }
 
 
@@ -331,14 +311,9 @@ class Tried(NamedTuple):
 
 
 def explain(
-    due: int,
-    starts: Sequence[LateStart],
-    tries: Sequence[Tried],
-    ended: int | None,
-    now: int,
-    *,
+    due: int, starts: Sequence[LateStart], tries: Sequence[Tried], ended: int | None, now: int, *,
     lapsed: bool = False,
-) -> Why | None:
+) -> Why | None:  # fmt: skip
     """Return why a task that was due at ``due`` is late, or None if nothing says that it is.
 
     ``starts`` and ``tries`` are those of its version, oldest first. ``ended`` is when it was processed,

@@ -9,9 +9,8 @@ from binascii import a2b_base64, b2a_base64
 from enum import Enum
 from typing import NamedTuple, Self
 
-from toc.model.body import Body
 from toc.model.errors import InvalidLease, shown
-from toc.model.task import Task, TaskStatus, task_of
+from toc.model.task import Body, Task, TaskStatus, task_of
 
 _FORMAT = struct.Struct(">BQIQH16s")
 _EDITION = 1

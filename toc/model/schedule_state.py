@@ -144,15 +144,9 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
         least, most = _BUFFER_LOOK_MS
         look = min(look, now + min(max((now - buffered) // 10, least), most))
     after_this = state._replace(
-        after=after,
-        next_time=following,
-        look=look,
-        buffered=buffered,
-        fired=state.fired + len(made),
-        skipped=skipped,
-        missed=missed,
-        missed_at=missed_at,
-    )
+        after=after, next_time=following, look=look, buffered=buffered, fired=state.fired + len(made),
+        skipped=skipped, missed=missed, missed_at=missed_at,
+    )  # fmt: skip
     return Step(made, after_this)
 
 

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from toc.model.errors import InvalidAttribute, InvalidInput, InvalidTarget, shown
-from toc.model.pattern import EVERYTHING, any_matches, check_pattern
 from toc.model.sharding import is_whole
-from toc.model.topic import NAME, NAME_HINT, Topic
+from toc.model.topic import EVERYTHING, NAME, NAME_HINT, Topic, any_matches, check_pattern
 
 ATTRIBUTE = "toc-webhook"
 """The reserved key of a task's attribute."""
@@ -161,16 +160,14 @@ class Target:
         check_target_name(self.name)
         _number("timeout", self.timeout, 0.1, 300, "seconds")
         if not is_whole(self.concurrency, 1, 10_000):
-            raise InvalidTarget(
-                f"concurrency must be a whole number from 1 to 10000, not {shown(self.concurrency)}"
-            )
+            what = f"a whole number from 1 to 10000, not {shown(self.concurrency)}"
+            raise InvalidTarget(f"concurrency must be {what}")
         if self.rate is not None:
             _number("rate", self.rate, 0.001, 1_000_000, "requests a second")
-        if not isinstance(self.dead_on, frozenset) or self.dead_on - MAY_BE_DEAD:
-            odd = self.dead_on - MAY_BE_DEAD if isinstance(self.dead_on, frozenset) else [self.dead_on]
-            raise InvalidTarget(
-                f"dead_on may hold 400, 404 and 422, not {', '.join(sorted(map(shown, odd)))}"
-            )
+        odd = self.dead_on - MAY_BE_DEAD if isinstance(self.dead_on, frozenset) else [self.dead_on]
+        if odd:
+            what = ", ".join(sorted(map(shown, odd)))
+            raise InvalidTarget(f"dead_on may hold 400, 404 and 422, not {what}")
         if not isinstance(self.topics, tuple) or not 1 <= len(self.topics) <= MAX_PATTERNS:
             raise InvalidTarget(f"topics must be 1 to {MAX_PATTERNS} patterns of topics; '*' is all")
         for pattern in self.topics:
@@ -267,10 +264,9 @@ def check_url(url: object, allow: Allow) -> str:
     checked when a request is sent.
     """
     if not isinstance(url, str) or len(url) > MAX_URL or not _URL.fullmatch(url) or "\\" in url:
-        raise InvalidTarget(
-            f"url must be printable ASCII without spaces and backslashes, at most {MAX_URL} characters; "
-            f"write a host with other letters as xn--..., and other characters as %XX"
-        )
+        what = f"printable ASCII without spaces and backslashes, at most {MAX_URL} characters"
+        do = "write a host with other letters as xn--..., and other characters as %XX"
+        raise InvalidTarget(f"url must be {what}; {do}")
     try:
         parts = urlsplit(url)
         origin = _origin(parts)
@@ -318,10 +314,8 @@ def check_path(path: object) -> str:
     """
     fits = isinstance(path, str) and len(path) <= MAX_URL and _URL.fullmatch(path) is not None
     if not isinstance(path, str) or not fits or not re.match(r"/(?!/)", path) or set("\\#") & set(path):
-        raise InvalidTarget(
-            f"url must be a path of the target, which begins with exactly one '/': printable ASCII without "
-            f"spaces, backslashes and '#', at most {MAX_URL} characters"
-        )
+        what = f"printable ASCII without spaces, backslashes and '#', at most {MAX_URL} characters"
+        raise InvalidTarget(f"url must be a path of the target, which begins with exactly one '/': {what}")
     return path
 
 
@@ -339,10 +333,8 @@ def check_headers(headers: object) -> dict[str, str]:
         if lower in map(str.lower, found):
             raise InvalidTarget(f"headers: {name} is given twice")
         if not isinstance(value, str) or not _HEADER_VALUE.fullmatch(value):
-            raise InvalidTarget(
-                f"headers: the value of {name} must be printable ASCII that neither begins nor ends with a "
-                f"space"
-            )
+            what = "printable ASCII that neither begins nor ends with a space"
+            raise InvalidTarget(f"headers: the value of {name} must be {what}")
         found[name] = value
     if len(found) > MAX_HEADERS or sum(map(len, [*found, *found.values()])) > MAX_HEADER_CHARS:
         raise InvalidTarget(f"headers: at most {MAX_HEADERS}, of {MAX_HEADER_CHARS} characters together")

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from enum import Enum, IntEnum, StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toc.model.body import MAX_BODY, Body, Content
-from toc.model.clock import from_ms
-from toc.model.documents import MAX_DEPTH, check_depth, parse_object
-from toc.model.duration import Duration, seconds_of
+from toc.model.clock import Duration, from_ms, seconds_of
+from toc.model.documents import MAX_DEPTH, check_depth, instant, parse_object
 from toc.model.errors import (
+    BodyTooLarge,
     InvalidAttribute,
+    InvalidBody,
     InvalidDelay,
     InvalidDocument,
     InvalidExpiry,
     UnreadableTask,
     reduced,
+    shown,
 )
-from toc.model.wire import instant
 
 if TYPE_CHECKING:
     from toc.model.pull import PullRow
@@ -365,21 +365,12 @@ def task_of(
     check_body_length(row)
     try:
         return Task(
-            row.job_id,
-            topic,
-            row.biz_id if row.biz_key is None else row.biz_key,
-            row.biz_type,
+            row.job_id, topic, row.biz_id if row.biz_key is None else row.biz_key, row.biz_type,
             status if isinstance(status, TaskStatus) else TaskStatus(status),
-            _cached_from_ms(row.action_time),
-            decode_attribute(row.attribute),
-            row.attempts + 1 if attempt is None else attempt,
-            row.version,
-            row.tries,
-            from_ms(row.expires_at) if row.expires_at else None,
-            expired,
-            body,
-            redrives,
-        )
+            _cached_from_ms(row.action_time), decode_attribute(row.attribute),
+            row.attempts + 1 if attempt is None else attempt, row.version, row.tries,
+            from_ms(row.expires_at) if row.expires_at else None, expired, body, redrives,
+        )  # fmt: skip
     except InvalidDocument as exc:
         raise UnreadableTask(row.job_id, f"its attribute: {exc}") from None
     except (ValueError, OverflowError) as exc:
@@ -399,10 +390,9 @@ _cached_from_ms = lru_cache(256)(from_ms)
 def check_expiry(expires_at: int, action_time: int) -> None:
     """Raise InvalidExpiry if a task (times in ms; 0: never) expires before it is due."""
     if expires_at and expires_at < action_time:
-        raise InvalidExpiry(
-            f"the task would expire at {from_ms(expires_at).isoformat(timespec='milliseconds')}, before its "
-            f"action_time {from_ms(action_time).isoformat(timespec='milliseconds')}; give a later expires_at"
-        )
+        end, due = (from_ms(at).isoformat(timespec="milliseconds") for at in (expires_at, action_time))
+        what = f"the task would expire at {end}, before its action_time {due}"
+        raise InvalidExpiry(f"{what}; give a later expires_at")
 
 
 def decode_attribute(text: str) -> dict[str, Any]:
@@ -436,8 +426,88 @@ def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
     if not same:
         raise InvalidAttribute("attribute changes when it is stored as JSON: use string keys and lists")
     if len(text) > MAX_ATTRIBUTE_CHARS:
-        raise InvalidAttribute(
-            f"attribute has {len(text)} characters ({len(data)} bytes) as JSON; {MAX_ATTRIBUTE_CHARS} "
-            f"characters are allowed: keep the payload elsewhere and put its id here"
-        )
+        what = f"attribute has {len(text)} characters ({len(data)} bytes) as JSON"
+        do = "keep the payload elsewhere and put its id here"
+        raise InvalidAttribute(f"{what}; {MAX_ATTRIBUTE_CHARS} characters are allowed: {do}")
     return text
+
+
+DEFAULT_CONTENT_TYPE = "application/octet-stream"
+MAX_CONTENT_TYPE_CHARS = 255
+MAX_BODY = 4 << 20
+"""Most bytes of a body that a setting can allow."""
+
+
+class Content(NamedTuple):
+    """What a body consists of."""
+
+    content_type: str
+    data: bytes
+
+    def fingerprint(self) -> bytes:
+        """Return the row's ``body_sha256``: of the content type, a zero byte and the data.
+
+        If two bodies differ in their type or their data, the fingerprints differ. So bodies can be
+        compared without reading them.
+        """
+        digest = hashlib.sha256(self.content_type.encode() + b"\0")
+        digest.update(self.data)
+        return digest.digest()
+
+
+class Body:
+    """A stored body. ``length`` is known; the rest is read from the task table when it is first asked for."""
+
+    __slots__ = ("_content", "_read", "length")
+
+    def __init__(
+        self, length: int, content: Content | None = None, read: Callable[[], Content] | None = None
+    ) -> None:
+        self.length = length
+        self._content = content
+        self._read = read
+
+    @property
+    def content(self) -> Content:
+        """The bytes and their type. Raises BodyGone or StoreUnavailable if they cannot be read."""
+        if self._content is None:
+            assert self._read is not None  # noqa: S101 - it is one of the two
+            self._content = self._read()
+        return self._content
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Body) and (self is other or self.content == other.content)
+
+    def __hash__(self) -> int:
+        return hash(self.length)
+
+    def __repr__(self) -> str:  # tasks are logged: never the bytes
+        return f"<{self.length} bytes>"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a pickled task carries its body
+        return Body, (self.length, self.content)
+
+
+def check_body(body: object, content_type: object, most: int) -> Content | None:
+    """Return what a caller submits as a body of at most ``most`` bytes, None without one.
+
+    Raises InvalidBody.
+    """
+    if body is None:
+        if content_type is not None:
+            raise InvalidBody("a content_type is given without a body", "content_type")
+        return None
+    if not isinstance(body, bytes):
+        raise InvalidBody(f"body must be bytes, not {type(body).__name__}")
+    if len(body) > most:
+        do = "keep it elsewhere and put its address here"
+        raise BodyTooLarge(f"body has {len(body)} bytes; {most} are allowed (TOC_MAX_BODY): {do}")
+    if content_type is None:
+        return Content(DEFAULT_CONTENT_TYPE, body)
+    if not isinstance(content_type, str):
+        raise InvalidBody(f"content_type must be a text, not {type(content_type).__name__}", "content_type")
+    plain = content_type.isascii() and content_type.isprintable()
+    if not plain or not 0 < len(content_type) <= MAX_CONTENT_TYPE_CHARS:
+        what = f"1 to {MAX_CONTENT_TYPE_CHARS} printable ASCII characters, such as application/json"
+        raise InvalidBody(f"content_type {shown(content_type)} must be {what}", "content_type")
+    return Content(content_type, body)

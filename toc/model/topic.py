@@ -1,16 +1,23 @@
-"""Topics, their slots and their policies."""
+"""Topics, their slots and their policies; patterns of their names, and what makes topics.
+
+A template is what a door creates when a task is submitted to a topic that does not exist yet. A declaration
+is what code says of a topic, beside its handler.
+"""
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Self
 
-from toc.model.errors import InvalidTopic, shown
-from toc.model.sharding import MAX_BIZ_ID, MAX_TABLES, is_power_of_two, is_whole
+from typing_extensions import TypedDict
+
+from toc.model.clock import Duration, seconds_of
+from toc.model.errors import InvalidInput, InvalidTopic, UnknownTopic, shown
+from toc.model.sharding import MAX_BIZ_ID, MAX_TABLES, is_whole
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 NAME_HINT = "letters, digits, '.', '_' and '-', at most 128, beginning with a letter or digit"
@@ -26,6 +33,16 @@ MAX_RETRIES = 31
 MAX_DOUBLINGS = 900
 """Most times that the backoff is doubled. 2.0**900 is far beyond any cap, and still fits in a
 float."""
+
+
+_DECADE = 10 * 366 * 86_400
+_RANGES = {
+    "biz_type": (0, MAX_BIZ_ID), "slot_amount": (1, MAX_SLOTS), "retries": (1, MAX_RETRIES),
+    "prepare_timeout": (3, 86_400), "max_runtime": (1, 7 * 86_400), "horizon": (1, _DECADE),
+    "retention": (0, _DECADE), "expires_in": (0, _DECADE), "concurrency": (0, 100_000),
+    "resume_rate": (0, 1_000_000), "resumed_at": (0, MAX_BIZ_ID), "paused_at": (0, MAX_BIZ_ID),
+}  # fmt: skip
+"""The least and the largest whole number of each field that is one."""
 
 
 class TopicType(StrEnum):
@@ -118,22 +135,13 @@ class Topic:
 
     def __post_init__(self) -> None:
         check_topic_name(self.name, "name")
-        _whole("biz_type", self.biz_type, 0, MAX_BIZ_ID)
-        _whole("slot_amount", self.slot_amount, 1, MAX_SLOTS)
-        if not is_power_of_two(self.slot_amount):
-            raise InvalidTopic(
-                f"slot_amount {self.slot_amount} is not a power of two: 1, 2, 4, ... 1024", "slot_amount"
-            )
-        _whole("retries", self.retries, 1, MAX_RETRIES)
-        _whole("prepare_timeout", self.prepare_timeout, 3, 86_400)
-        _whole("max_runtime", self.max_runtime, 1, 7 * 86_400)
-        _whole("horizon", self.horizon, 1, 10 * 366 * 86_400)
-        _whole("retention", self.retention, 0, 10 * 366 * 86_400)
-        _whole("expires_in", self.expires_in, 0, 10 * 366 * 86_400)
-        _whole("concurrency", self.concurrency, 0, 100_000)
-        _whole("resume_rate", self.resume_rate, 0, 1_000_000)
-        _whole("resumed_at", self.resumed_at, 0, MAX_BIZ_ID)
-        _whole("paused_at", self.paused_at, 0, MAX_BIZ_ID)
+        for name, (low, high) in _RANGES.items():
+            if not is_whole(value := getattr(self, name), low, high):
+                what = f"{name} must be a whole number from {low} to {high}, not {shown(value)}"
+                raise InvalidTopic(what, name)
+        if self.slot_amount not in SLOT_AMOUNTS:
+            what = f"slot_amount {self.slot_amount} is not a power of two: 1, 2, 4, ... 1024"
+            raise InvalidTopic(what, "slot_amount")
         if self.target != "" and not (isinstance(self.target, str) and NAME.fullmatch(self.target)):
             raise InvalidTopic(f"target {shown(self.target)} is not the name of a webhook target", "target")
         for name in ("backoff_base", "backoff_cap"):
@@ -207,13 +215,206 @@ def check_native(name: object, field: str = "topic") -> None:
     """Raise InvalidTopic for the name of a topic of a dialect, whose tasks come through its own port."""
     first, dot, _ = name.partition(".") if isinstance(name, str) else ("", "", "")
     if dot and first in OF_DIALECTS:
-        raise InvalidTopic(
-            f"topics that begin with {first!r} and a dot are made and filled by that dialect alone; "
-            f"choose another name than {shown(name)}",
-            field,
-        )
+        why = f"topics that begin with {first!r} and a dot are made and filled by that dialect alone"
+        raise InvalidTopic(f"{why}; choose another name than {shown(name)}", field)
 
 
-def _whole(name: str, value: object, low: int, high: int) -> None:
-    if not is_whole(value, low, high):
-        raise InvalidTopic(f"{name} must be a whole number from {low} to {high}, not {shown(value)}", name)
+PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]{0,127}")
+
+EVERYTHING = "*"
+
+
+def check_pattern(pattern: object, field: str = "pattern") -> str:
+    """Return ``pattern`` if it is a valid pattern. Raises InvalidInput, which names ``field``."""
+    if not isinstance(pattern, str) or not PATTERN.fullmatch(pattern):
+        hint = "letters, digits, '.', '_', '-' and '*' for any of these, at most 128, such as 'shop.*'"
+        raise InvalidInput(f"{shown(pattern)} is not a pattern of topics: {hint}", field)
+    return pattern
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a name fits. Takes time in proportion to both lengths, whatever the pattern."""
+    first, *rest = pattern.split("*")
+    if not rest:
+        return name == pattern
+    *middle, last = rest
+    if not name.startswith(first) or len(name) < len(first) + len(last) or not name.endswith(last):
+        return False
+    at, end = len(first), len(name) - len(last)
+    for part in middle:  # the first place is the best: it leaves most for the parts that follow
+        at = name.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+covers = matches
+"""Whether every name that fits a narrower pattern fits the first.
+
+That is so exactly if the first matches the narrower one as if that were a name: a name holds no ``*``, so
+only a ``*`` of the first can match a ``*`` of the narrower one.
+"""
+
+
+def match_everything(patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns fits every name: ``*``, also written more than once."""
+    return any(covers(pattern, EVERYTHING) for pattern in patterns)
+
+
+def any_matches(patterns: Iterable[str], name: str) -> bool:
+    """Whether a name fits one of the patterns."""
+    return any(matches(pattern, name) for pattern in patterns)
+
+
+MAX_TOPICS = 10_000
+"""The largest cap of a template."""
+
+_OWN = {"name", "biz_type", "paused", "resume_rate", "resumed_at", "paused_at", "closed"}
+POLICIES = {one.name for one in fields(Topic)} - _OWN
+"""The fields of a topic that a template sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """A pattern of names with the policies of the topics that are created by it.
+
+    ``policies`` are fields of Topic as JSON carries them; slot_amount must be one of them. ``most_topics``:
+    once that many topics fit the pattern, however they were made, no further one is created.
+    """
+
+    pattern: str
+    policies: Mapping[str, Any] = field(hash=False)
+    most_topics: int
+
+    def __post_init__(self) -> None:
+        check_pattern(self.pattern)
+        if not is_whole(self.most_topics, 1, MAX_TOPICS):
+            what = f"a whole number from 1 to {MAX_TOPICS}, not {shown(self.most_topics)}"
+            raise InvalidInput(f"most_topics must be {what}", "most_topics")
+        if unknown := sorted(self.policies.keys() - POLICIES):
+            raise InvalidInput(f"a template cannot set {', '.join(unknown)}", "policies")
+        if "slot_amount" not in self.policies:
+            raise InvalidInput("a template needs a slot_amount", "policies")
+        try:
+            self.topic("t", 0)
+        except InvalidTopic as exc:
+            raise InvalidTopic(str(exc), f"policies.{exc.field}" if exc.field else "policies") from exc
+
+    def topic(self, name: str, biz_type: int) -> Topic:
+        """Return the topic that it makes of a name. Raises InvalidTopic."""
+        try:
+            return Topic.of({**self.policies, "name": name, "biz_type": biz_type})
+        except InvalidTopic:
+            raise
+        except (ValueError, TypeError) as exc:
+            raise InvalidTopic(str(exc)) from exc
+
+    def altered(self, policies: Mapping[str, Any], most_topics: int | None) -> Template:
+        """Return the template with some policies changed, and with another cap unless
+        ``most_topics`` is None.
+
+        Raises InvalidInput.
+        """
+        cap = self.most_topics if most_topics is None else most_topics
+        return replace(self, policies={**self.policies, **policies}, most_topics=cap)
+
+
+def best_of(templates: Iterable[Template], name: str) -> Template:
+    """Return the template for a name: of those that match, the one with the longest pattern.
+
+    Raises UnknownTopic if none matches.
+    """
+    fitting = [template for template in templates if matches(template.pattern, name)]
+    if not fitting:
+        do = f"create it with `toc topic create {name} --biz-type N --slots N`"
+        raise UnknownTopic(f"there is no topic {name!r}, and no template makes one; {do}", name)
+    return max(fitting, key=lambda template: (len(template.pattern), template.pattern))
+
+
+NEW_SLOTS = 4
+"""Slots of a new topic that says nothing of them."""
+
+
+class Policies(TypedDict, total=False):
+    """What code may say of a topic: the options of ``toc topic create``. What it leaves out stays as it is; a
+    new topic has the defaults, and a biz_type that no other topic has had."""
+
+    biz_type: int
+    slots: int
+    type: str
+    retries: int
+    backoff: str
+    backoff_base: Duration
+    backoff_cap: Duration
+    prepare_timeout: Duration
+    max_runtime: Duration
+    horizon: Duration
+    retention: Duration
+    expires_in: Duration
+    concurrency: int
+    delivery: str
+    target: str
+
+
+FIELDS = {name: name for name in Policies.__annotations__} | {"slots": "slot_amount", "type": "topic_type"}
+"""The field of Topic that each sets."""
+_SECONDS = {
+    "backoff_base",
+    "backoff_cap",
+    "prepare_timeout",
+    "max_runtime",
+    "horizon",
+    "retention",
+    "expires_in",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """A topic as code declares it: ``fields`` are those of Topic that it names."""
+
+    name: str
+    fields: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, name: str, policies: Mapping[str, Any]) -> Declaration:
+        """Check a declaration. Raises InvalidTopic."""
+        check_topic_name(name)
+        check_native(name)
+        if unknown := sorted(policies.keys() - FIELDS.keys()):
+            raise InvalidTopic(f"topic {name!r}: {unknown[0]!r} is none of {', '.join(FIELDS)}", unknown[0])
+        given = {
+            FIELDS[one]: _seconds(value) if one in _SECONDS else value for one, value in policies.items()
+        }
+        found = cls(name, given)
+        found.topic(0)
+        return found
+
+    def topic(self, biz_type: int) -> Topic:
+        """Return the topic that it makes; ``biz_type`` counts unless it names one. Raises InvalidTopic."""
+        return Topic.of({"biz_type": biz_type, "slot_amount": NEW_SLOTS, **self.fields, "name": self.name})
+
+    def changes(self, topic: Topic) -> dict[str, Any]:
+        """Return the fields that differ from a topic as it stands, as they are declared."""
+        declared = self.topic(topic.biz_type)
+        wanted = {name: getattr(declared, name) for name in self.fields}
+        return {name: value for name, value in wanted.items() if value != getattr(topic, name)}
+
+
+def drift(declared: Iterable[Declaration], known: Mapping[str, Topic]) -> dict[str, str]:
+    """Return by name how topics differ from what code declares."""
+    found = {}
+    for one in declared:
+        if (topic := known.get(one.name)) is None:
+            found[one.name] = "there is none"
+        elif changes := one.changes(topic):
+            found[one.name] = ", ".join(
+                f"{name} is {getattr(topic, name)}, declared {value}" for name, value in changes.items()
+            )
+    return found
+
+
+def _seconds(value: Duration) -> float:
+    seconds = seconds_of(value)
+    return int(seconds) if seconds == int(seconds) else seconds

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from toc.model import wire
+from toc.model import documents
 from toc.model.clock import to_ms
 from toc.model.documents import parse_object
 from toc.model.errors import InvalidDocument, StoreUnavailable, TocError
@@ -41,14 +41,14 @@ def action_record(row: AuditRow) -> dict[str, Any]:
     result = {} if row.result is None else _read(row.result)
     return {
         "id": row.action_id,
-        "at": wire.instant(row.began or 0),
+        "at": documents.instant(row.began or 0),
         "by": row.actor,
         "action": row.action,
         "target": row.target,
         "outcome": result.pop("outcome", "unknown"),
         "details": _read(row.details),
         "result": result,
-        "ended": None if row.ended is None else wire.instant(row.ended),
+        "ended": None if row.ended is None else documents.instant(row.ended),
     }
 
 
@@ -124,7 +124,7 @@ def _read(text: str) -> dict[str, Any]:
 
 
 def _as_text(value: object) -> str:
-    return wire.instant(to_ms(value)) if isinstance(value, datetime) else str(value)
+    return documents.instant(to_ms(value)) if isinstance(value, datetime) else str(value)
 
 
 def _storable(text: str) -> str:

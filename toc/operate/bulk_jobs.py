@@ -19,7 +19,7 @@ from typing import Any
 
 from toc.failpoint import failpoint
 from toc.loop import PREFIX
-from toc.model import wire
+from toc.model import documents
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.errors import (
     Busy,
@@ -120,8 +120,8 @@ def job_record(job: BulkJob, now_ms: int) -> dict[str, Any]:
         "state": state,
         "counts": dict(job.counts or {}),
         **job.details,
-        "created": wire.instant(job.created),
-        "ended": None if job.ended is None else wire.instant(job.ended),
+        "created": documents.instant(job.created),
+        "ended": None if job.ended is None else documents.instant(job.ended),
     }
 
 
@@ -137,8 +137,8 @@ def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> 
     found = {}
     for job_id in job_ids:
         later = datetime.now(UTC) + timedelta(seconds=job.details.get("delay", 0))
-        due = later if at is None else wire.parse_instant(at)
-        expiry = None if ends is None else wire.parse_instant(ends)
+        due = later if at is None else documents.parse_instant(at)
+        expiry = None if ends is None else documents.parse_instant(ends)
         found[job_id] = bulk.reschedule_one(center, job_id, due, expiry)
     return found
 

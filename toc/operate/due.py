@@ -7,11 +7,24 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from toc.model.access import Action as Right
-from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, Part, Spans, read, sums, total
+from toc.model.documents import instant, seconds
+from toc.model.due import (
+    FAR,
+    HOURS,
+    MINUTES,
+    NEAR,
+    Counted,
+    Part,
+    Spans,
+    Step,
+    pile_up,
+    read,
+    spread,
+    sums,
+    total,
+)
 from toc.model.errors import InvalidDocument, StoreUnavailable
 from toc.model.topic import Topic
-from toc.model.what_if import Step, pile_up, spread
-from toc.model.wire import instant, seconds
 from toc.operate.admin import get_topic
 from toc.operate.lateness import hour
 from toc.operate.operation import Doing, Record

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
 
+from toc.model.documents import instant, seconds
 from toc.model.errors import InvalidDocument
 from toc.model.minute import KEPT, LATENESS, MINUTE_MS, OTHERS, Tally, plus, read
-from toc.model.wire import instant, seconds
 from toc.observe import metrics
 from toc.observe.exposition import quantile
 from toc.operate.operation import Record

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from toc.model.clock import to_ms
+from toc.model.documents import biz_id, instant, seconds
 from toc.model.errors import IndexUnavailable, InvalidDocument, UnreadableTask
 from toc.model.task import TaskStatus, check_body_length, decode_attribute
-from toc.model.wire import biz_id, instant, seconds
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from toc.model.schedule import Fire
     from toc.model.target import Target
     from toc.model.task import TaskRow
-    from toc.model.template import Template
-    from toc.model.topic import Topic
+    from toc.model.topic import Template, Topic
     from toc.operate.admin import SlotView
     from toc.operate.running import Running
     from toc.sdk.schedules import Schedule

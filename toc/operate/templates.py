@@ -5,9 +5,7 @@ from __future__ import annotations
 import secrets
 
 from toc.model.errors import StoreUnavailable, TooManyTopics, TopicExists
-from toc.model.pattern import matches
-from toc.model.template import Template, best_of
-from toc.model.topic import Topic, check_topic_name
+from toc.model.topic import Template, Topic, best_of, check_topic_name, matches
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from toc.model.declaration import Declaration
 from toc.model.errors import TocError
-from toc.model.topic import Topic
+from toc.model.topic import Declaration, Topic
 from toc.operate import topics
 from toc.operate.operation import Record
 from toc.operate.operations import topics as operations

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from toc.failpoint import failpoint
-from toc.model.body import Body, Content
 from toc.model.errors import BodyGone, UnreadableTask
 from toc.model.lateness import LATE_MS, Cause, LateStart, Span, clock_time
 from toc.model.pull import NONCE_BYTES, PullLease, PullRow
 from toc.model.scores import unread_score
 from toc.model.sharding import created_ms
-from toc.model.task import TaskStatus
+from toc.model.task import Body, Content, TaskStatus
 from toc.model.topic import Slot
 from toc.model.verdict import Nack, Place, PullEnd, Unpulled, after_lapse, belongs, is_last, unpulled
 from toc.observe.holdups import Holdups

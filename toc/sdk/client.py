@@ -17,10 +17,7 @@ from weakref import WeakSet
 from typing_extensions import Unpack
 
 from toc.failpoint import failpoint
-from toc.model.body import Body
-from toc.model.clock import Clock
-from toc.model.declaration import Declaration
-from toc.model.duration import Duration
+from toc.model.clock import Clock, Duration
 from toc.model.errors import (
     InvalidInput,
     NotCommitted,
@@ -34,6 +31,7 @@ from toc.model.errors import (
 from toc.model.handler import Handler
 from toc.model.sharding import BizId
 from toc.model.task import (
+    Body,
     CancelOutcome,
     NewTask,
     OnConflict,
@@ -45,7 +43,7 @@ from toc.model.task import (
     TaskRow,
     TaskStatus,
 )
-from toc.model.topic import Topic
+from toc.model.topic import Declaration, Topic
 from toc.observe.log import get_logger
 from toc.sdk.changes import CallersWork, Change, Changes, InTransaction
 from toc.sdk.handlers import Registry

@@ -29,14 +29,13 @@ from typing import (
 
 from typing_extensions import TypedDict, Unpack
 
-from toc.model.declaration import Declaration, Policies
-from toc.model.duration import Duration, seconds_of
+from toc.model.clock import Duration, seconds_of
 from toc.model.errors import DuplicateHandler, InvalidHandler, InvalidPayload
 from toc.model.handler import Handler
 from toc.model.payload import Payload, is_payload
 from toc.model.raised import Misfit
 from toc.model.task import Dead, NewTask, Retry, Task
-from toc.model.topic import check_topic_name
+from toc.model.topic import Declaration, Policies, check_topic_name
 from toc.sdk.hooks import Hooks, Middleware, OnCall, OnDead, OnLate, checked
 from toc.sdk.parts import Within
 

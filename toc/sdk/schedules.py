@@ -13,8 +13,7 @@ from datetime import datetime, timedelta
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from toc.model.clock import from_ms, to_ms
-from toc.model.duration import Duration
+from toc.model.clock import Duration, from_ms, to_ms
 from toc.model.errors import (
     InvalidInput,
     InvalidSchedule,

@@ -6,9 +6,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from math import ceil
 
-from toc.model.body import check_body
-from toc.model.clock import Clock, from_ms, to_ms
-from toc.model.duration import parse_duration
+from toc.model.clock import Clock, from_ms, parse_duration, to_ms
 from toc.model.errors import (
     InvalidDelay,
     InvalidExpiry,
@@ -31,6 +29,7 @@ from toc.model.task import (
     Submission,
     TaskRow,
     TaskStatus,
+    check_body,
     check_expiry,
     encode_attribute,
 )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from toc.model.duration import Duration, seconds_of
+from toc.model.clock import Duration, seconds_of
 from toc.model.errors import InvalidInput, InvalidTarget, NotInstalled, UnknownTarget, shown
 from toc.model.target import (
     MAX_PREVIOUS_SECONDS,

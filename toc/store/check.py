@@ -60,12 +60,8 @@ class ShardStatus:
     @property
     def behind(self) -> bool:
         """Whether this code must not run on it."""
-        return (
-            self.revision is None
-            or self.revision < self.head
-            or bool(self.missing_tables)
-            or bool(self.unexpected_tables)
-        )
+        stale = self.revision is None or self.revision < self.head
+        return stale or bool(self.missing_tables or self.unexpected_tables)
 
     @property
     def misfit(self) -> bool:
@@ -135,10 +131,8 @@ def _tables(shards: Shards, server: DatabaseServer, names: Sequence[str]) -> dic
         tables[names[0]].update(name for (name,) in server.run([Statement(query)])[0].rows)
         return tables
     schemas = ",".join(f"'{name}'" for name in names)
-    query = (
-        "SELECT table_schema, table_name, @@lower_case_table_names FROM information_schema.tables "
-        f"WHERE table_schema IN ({schemas})"
-    )
+    what = "table_schema, table_name, @@lower_case_table_names"
+    query = f"SELECT {what} FROM information_schema.tables WHERE table_schema IN ({schemas})"
     lower = {name.lower(): name for name in names}
     for schema, table, folded in server.run([Statement(query)])[0].rows:
         name = lower.get(schema.lower(), "") if folded else schema
@@ -152,12 +146,9 @@ def check_server(shards: Shards, server: DatabaseServer) -> list[ShardStatus]:
     names = [layout.database_name(database) for database in server.databases]
     tables = _tables(shards, server, names)
     migrated = [name for name in names if _VERSIONS in tables[name]]
-    revisions = server.run(
-        [Statement(f"SELECT version_num FROM {server.table(name, _VERSIONS)}") for name in migrated]
-    )
-    revision_of = {
-        name: result.rows[0][0] for name, result in zip(migrated, revisions, strict=True) if result.rows
-    }
+    asks = [Statement(f"SELECT version_num FROM {server.table(name, _VERSIONS)}") for name in migrated]
+    answers = zip(migrated, server.run(asks), strict=True)
+    revision_of = {name: result.rows[0][0] for name, result in answers if result.rows}
     statuses = []
     for database, name in zip(server.databases, names, strict=True):
         numbers = layout.tables_of(database)
@@ -165,17 +156,9 @@ def check_server(shards: Shards, server: DatabaseServer) -> list[ShardStatus]:
         if database == 0:
             expected.add(TOPIC_TABLE)
         found = {table for table in tables[name] if _SHARDED.fullmatch(table) or table == TOPIC_TABLE}
-        statuses.append(
-            ShardStatus(
-                server.name,
-                name,
-                revision_of.get(name),
-                REVISION,
-                tuple(sorted(expected - found)),
-                tuple(sorted(found - expected)),
-                not tables[name],
-            )
-        )
+        missing, unexpected = tuple(sorted(expected - found)), tuple(sorted(found - expected))
+        revision, absent = revision_of.get(name), not tables[name]
+        statuses.append(ShardStatus(server.name, name, revision, REVISION, missing, unexpected, absent))
     return statuses
 
 
@@ -190,20 +173,18 @@ def examine(shards: Shards) -> list[Finding]:
 def _examine(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
     try:
         if shards.layout.sqlite:
-            yield Finding(
-                Level.NOTE,
-                server.name,
+            what = (
                 "the task table is SQLite, for evaluation, development and tests on one machine. It is not "
-                "for production: a lost disk loses every task, there is one writer at a time, and one host",
-                "for production, set TOC_DATABASE_URLS=mysql+pymysql://...",
+                "for production: a lost disk loses every task, there is one writer at a time, and one host"
             )
+            do = "for production, set TOC_DATABASE_URLS=mysql+pymysql://..."
+            yield Finding(Level.NOTE, server.name, what, do)
         else:
             yield from _settings(server)
         yield from _schema(shards, server)
     except StoreUnavailable as exc:
-        yield Finding(
-            Level.REFUSE, server.name, str(exc), "bring it back, or correct it or TOC_DATABASE_URLS"
-        )
+        do = "bring it back, or correct it or TOC_DATABASE_URLS"
+        yield Finding(Level.REFUSE, server.name, str(exc), do)
 
 
 def _settings(server: DatabaseServer) -> Iterator[Finding]:
@@ -211,12 +192,9 @@ def _settings(server: DatabaseServer) -> Iterator[Finding]:
     began = time.monotonic()
     ahead = server.clock()
     doubt_ms = (time.monotonic() - began) * 500
-    variables, used = server.run(
-        [
-            Statement(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"),
-            Statement("SHOW GLOBAL STATUS WHERE Variable_name='Threads_connected'"),
-        ]
-    )
+    show = f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})"
+    status = "SHOW GLOBAL STATUS WHERE Variable_name='Threads_connected'"
+    variables, used = server.run([Statement(show), Statement(status)])
     facts = {str(name).lower(): str(value) for name, value in variables.rows}
     yield _version(server.name, facts.get("version", ""))
     for level, what, do in _wrong(facts):
@@ -224,12 +202,8 @@ def _settings(server: DatabaseServer) -> Iterator[Finding]:
     connected, most = int(used.rows[0][1]), int(facts.get("max_connections", "0"))
     room = f"{connected} of {most} connections in use"
     if most and connected > NEARLY_ALL * most:
-        yield Finding(
-            Level.WARN,
-            server.name,
-            room,
-            "raise max_connections: a worker process takes up to 8 per server, and its handlers as many",
-        )
+        do = "raise max_connections: a worker process takes up to 8 per server, and its handlers as many"
+        yield Finding(Level.WARN, server.name, room, do)
     else:
         yield Finding(Level.OK, server.name, room, "")
     yield clock_finding(server.name, 1000 * ahead, doubt_ms + 1, MAX_CLOCK_SKEW_MS)
@@ -247,26 +221,17 @@ def _version(server: str, version: str) -> Finding:
 def _wrong(facts: Mapping[str, str]) -> Iterator[tuple[Level, str, str]]:
     flush = facts.get("innodb_flush_log_at_trx_commit", "1")
     if flush != "1":
-        yield (
-            Level.REFUSE,
-            f"innodb_flush_log_at_trx_commit is {flush}: a crash of the machine loses acknowledged tasks",
-            "set innodb_flush_log_at_trx_commit = 1",
-        )
+        what = f"innodb_flush_log_at_trx_commit is {flush}: a crash of the machine loses acknowledged tasks"
+        yield Level.REFUSE, what, "set innodb_flush_log_at_trx_commit = 1"
     if facts.get("read_only", "OFF") not in ("OFF", "0"):
         yield Level.REFUSE, "it is read-only", "point TOC_DATABASE_URLS at the primary"
     if facts.get("log_bin") in ("ON", "1") and facts.get("sync_binlog", "1") != "1":
-        yield (
-            Level.WARN,
-            f"sync_binlog is {facts['sync_binlog']}: after a crash replicas may lack commits",
-            "set sync_binlog = 1",
-        )
+        what = f"sync_binlog is {facts['sync_binlog']}: after a crash replicas may lack commits"
+        yield Level.WARN, what, "set sync_binlog = 1"
     packet = int(facts.get("max_allowed_packet", PACKET_BYTES))
     if packet < PACKET_BYTES:
-        yield (
-            Level.WARN,
-            f"max_allowed_packet is {packet / 2**20:g} MiB: large batches would be refused",
-            f"set max_allowed_packet = {PACKET_BYTES >> 20}M",
-        )
+        what = f"max_allowed_packet is {packet / 2**20:g} MiB: large batches would be refused"
+        yield Level.WARN, what, f"set max_allowed_packet = {PACKET_BYTES >> 20}M"
 
 
 def _schema(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +41,9 @@ class Migrator:
     """
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        *,
-        databases: int,
-        tables: int,
-        prefix: str = "toc_",
-        connect_timeout: float = 3.0,
-        read_timeout: float = 10.0,
-        write_timeout: float = 10.0,
-    ) -> None:
+        self, urls: Sequence[str], *, databases: int, tables: int, prefix: str = "toc_",
+        connect_timeout: float = 3.0, read_timeout: float = 10.0, write_timeout: float = 10.0,
+    ) -> None:  # fmt: skip
         self._layout = Layout(urls, databases, tables, prefix)
         self._timeouts = connect_timeout, read_timeout, write_timeout
 
@@ -64,10 +57,9 @@ class Migrator:
         statuses = self.check()
         for status in statuses:
             if status.revision and status.revision not in known and status.revision < status.head:
-                raise ConfigError(
-                    f"{status}: it was made before the first version, from which there is no way on; "
-                    "use an empty database, or another TOC_DATABASE_PREFIX"
-                )
+                do = "use an empty database, or another TOC_DATABASE_PREFIX"
+                why = "it was made before the first version, from which there is no way on"
+                raise ConfigError(f"{status}: {why}; {do}")
             if status.misfit:
                 raise ConfigError(f"{status}: {status.remedy}")
         gone = [status for status in statuses if status.absent]
@@ -84,22 +76,16 @@ class Migrator:
 
     def check(self) -> list[ShardStatus]:
         """Return the schema of every database, in order."""
-        shards = self._shards()
-        try:
+        with closing(self._shards()) as shards:
             return check(shards)
-        finally:
-            shards.close()
 
     def _used(self, statuses: Sequence[ShardStatus]) -> bool:
         """Whether a program has used these tables: an interrupted first upgrade is no loss."""
         if statuses[0].revision is None:
             return False
-        shards = self._shards()
-        try:
+        with closing(self._shards()) as shards:
             row = Statement(f"SELECT identity FROM {shards.first[IDENTITY_TABLE]}")
             return bool(shards.topic_server.run([row])[0].rows)
-        finally:
-            shards.close()
 
     def _shards(self) -> Shards:
         connect, read, write = self._timeouts
@@ -141,13 +127,9 @@ class Migrator:
         return config
 
     def _create_database(self, url: URL, name: str) -> None:
-        connection = connector(url, *self._timeouts)()
-        try:
-            connection.batch(
-                [f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"]
-            )
-        finally:
-            connection.close()
+        create = f"CREATE DATABASE IF NOT EXISTS {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        with closing(connector(url, *self._timeouts)()) as connection:
+            connection.batch([create])
 
     @contextmanager
     def _connection(self, url: URL, name: str) -> Iterator[Connection]:
@@ -158,21 +140,18 @@ class Migrator:
         else:
             # No read timeout: changing a big table is slow.
             connect, _, write = self._timeouts
-            opened = connector(url, connect, None, write, name)
+            opened = connector(url, connect, None, write, database=name)
             take, give = f"SELECT GET_LOCK('toc.migrate', {LOCK_SECONDS})", "DO RELEASE_LOCK('toc.migrate')"
+            url = url.set(database=name)
         engine = create_engine(
-            url.set(database=name) if not self._layout.sqlite else url,
-            creator=lambda: opened().driver,
-            poolclass=NullPool,
-            isolation_level="AUTOCOMMIT",
+            url, creator=lambda: opened().driver, poolclass=NullPool, isolation_level="AUTOCOMMIT"
         )
         with engine.connect() as connection:
             result = connection.exec_driver_sql(take)
-            if not self._layout.sqlite and result.scalar() != 1:
-                raise StoreUnavailable(
-                    f"{server_name(url)}: another upgrade is running; wait until it has ended"
-                )
             if not self._layout.sqlite:
+                if result.scalar() != 1:
+                    what = "another upgrade is running; wait until it has ended"
+                    raise StoreUnavailable(f"{server_name(url)}: {what}")
                 connection.exec_driver_sql("SET default_storage_engine=InnoDB")  # of alembic's own table
             yield connection
             connection.exec_driver_sql(give)

@@ -9,12 +9,11 @@ from typing import TypeVar, Unpack
 
 from sqlalchemy import Connection
 
-from toc.model.body import Content
 from toc.model.clock import Clock
 from toc.model.errors import BodyGone, StoreUnavailable, UnreadableTask
 from toc.model.finding import Finding
 from toc.model.sharding import BizId, JobIds
-from toc.model.task import TaskRow, check_expiry
+from toc.model.task import Content, TaskRow, check_expiry
 from toc.store import check
 from toc.store.records.access import AuditTable, TokenTable
 from toc.store.records.bulk import BulkTable
@@ -58,18 +57,10 @@ class Store(Batches):
     """
 
     def __init__(
-        self,
-        urls: Sequence[str],
-        *,
-        databases: int,
-        tables: int,
-        prefix: str = "toc_",
-        clock: Clock,
-        secret_keys: Sequence[str] = (),
-        indexed: bool = True,
-        server: DatabaseServer | None = None,
+        self, urls: Sequence[str], *, databases: int, tables: int, prefix: str = "toc_", clock: Clock,
+        secret_keys: Sequence[str] = (), indexed: bool = True, server: DatabaseServer | None = None,
         **options: Unpack[Options],
-    ) -> None:
+    ) -> None:  # fmt: skip
         shards = Shards(Layout(urls, databases, tables, prefix), server, **options)
         super().__init__(shards, Leases(shards), clock)
         self.soon, self.run_detached = shards.soon, shards.run_detached
@@ -131,11 +122,8 @@ class Store(Batches):
 
     def tables_of_server(self) -> list[list[int]]:
         """Return the indexes of the tables that each server holds."""
-        of = self._shards.server_of
-        return [
-            [table for table in range(self._shards.tables) if of[table] is server]
-            for server in self._shards.servers
-        ]
+        of, servers = self._shards.number_of, range(len(self._shards.servers))
+        return [[table for table in self.tables if of[table] == number] for number in servers]
 
     def server_of(self, job_id: int) -> int:
         """Return the number, as in ``tables_of_server``, of the server that holds the task."""
@@ -225,10 +213,8 @@ class Store(Batches):
         Returns for each existing task whether this call cancelled it, and its row as it was before. A leased
         row counts as tried: without the index, a lease is committed before a handler starts.
         """
-        found: dict[int, tuple[bool, TaskRow]] = {}
-        for server, ids in self._shards.group(job_ids).items():
-            found.update(self._cancel(server, ids))
-        return found
+        groups = self._shards.group(job_ids).items()
+        return {job_id: done for server, ids in groups for job_id, done in self._cancel(server, ids)}
 
     def _cancel(
         self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]

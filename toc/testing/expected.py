@@ -8,7 +8,7 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from toc.model.duration import Duration, seconds_of
+from toc.model.clock import Duration, seconds_of
 from toc.model.task import Task
 
 TOLERANCE = timedelta(milliseconds=5)

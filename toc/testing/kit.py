@@ -13,12 +13,10 @@ from typing_extensions import Unpack
 
 from toc.config import Settings
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import from_ms
-from toc.model.declaration import NEW_SLOTS
-from toc.model.duration import Duration, seconds_of
+from toc.model.clock import Duration, from_ms, seconds_of
 from toc.model.errors import InvalidInput, UnknownTopic
 from toc.model.task import Task, TaskStatus
-from toc.model.topic import Topic
+from toc.model.topic import NEW_SLOTS, Topic
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter, stand_in

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
 from toc.model.clock import to_ms
+from toc.model.documents import instant
 from toc.model.target import payload_of
 from toc.model.task import Task
-from toc.model.wire import instant
 from toc.webhooks.signature import signature, webhook_id
 
 DEFAULTS = {"User-Agent": "toc-webhooks/1", "Accept": "*/*"}

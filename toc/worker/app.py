@@ -6,9 +6,9 @@ import importlib
 import os
 import sys
 
-from toc.model.declaration import drift
 from toc.model.errors import AppNotFound, TopicDrift, UnknownTopic
 from toc.model.raised import raised, where
+from toc.model.topic import drift
 from toc.observe.log import get_logger
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter

@@ -20,11 +20,11 @@ from benchmarks.local import MariaDB
 from toc.model.access import Role, Token
 from toc.model.bulk import KEPT_MS
 from toc.model.clock import Clock
+from toc.model.documents import parse_instant as instant_of
 from toc.model.errors import Busy, InvalidInput, StoreUnavailable, TocError
 from toc.model.sharding import BizId
 from toc.model.task import NewTask, TaskStatus
 from toc.model.verdict import Failure
-from toc.model.wire import parse_instant as instant_of
 from toc.operate.bulk_jobs import MOST_RUNNING, STEP, BulkRunner, work_off
 from toc.operate.operation import Doing, Operation, Record
 from toc.operate.operations import bulk

@@ -13,7 +13,7 @@ import pytest
 from harness.gateway import Gateway, Reply
 
 from toc.model.clock import to_ms
-from toc.model.wire import instant as shown
+from toc.model.documents import instant as shown
 
 TASKS = "/v1/topics/test.sync/tasks"
 numbers = itertools.count(1_000_000, 1000)

@@ -10,9 +10,8 @@ from fault.kit.proxy import Proxy
 from harness.rows import insert, insert_many
 from sqlalchemy import create_engine
 
-from toc.model.body import Content
 from toc.model.errors import DedupConflict, StoreUnavailable
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.task import Content, TaskRow, TaskStatus
 from toc.store.servers.server import DatabaseServer
 from toc.store.store import Store
 from toc.store.tasks.bodies import BODY_BYTES, bounded

@@ -11,8 +11,7 @@ from structlog.testing import capture_logs
 
 from toc.model.access import Role, Token
 from toc.model.target import Target, TargetSecrets, new_secret
-from toc.model.template import Template
-from toc.model.topic import Topic
+from toc.model.topic import Template, Topic
 from toc.operate.audit import action_record, audited
 from toc.store.records.table import RecordTable
 from toc.store.records.targets import new_key

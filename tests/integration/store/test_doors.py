@@ -27,8 +27,7 @@ from toc.model.errors import (
     UnknownTopic,
 )
 from toc.model.task import TaskRow, TaskStatus
-from toc.model.template import Template
-from toc.model.topic import Delivery, Topic
+from toc.model.topic import Delivery, Template, Topic
 from toc.operate.audit import audited
 from toc.operate.templates import ensure_topic
 from toc.operate.tokens import PREFIX, digest, revoke_token

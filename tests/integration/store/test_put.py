@@ -12,11 +12,10 @@ from fault.kit.proxy import Proxy
 from harness.leases import taken
 from harness.rows import put
 
-from toc.model.body import Content
 from toc.model.errors import RequestReused
 from toc.model.pull import AckOutcome, PullLease
 from toc.model.sharding import BizId
-from toc.model.task import OnConflict, PutOutcome, Request, TaskRow, TaskStatus
+from toc.model.task import Content, OnConflict, PutOutcome, Request, TaskRow, TaskStatus
 from toc.model.verdict import Failure
 from toc.store.servers.server import Lost
 from toc.store.servers.sqlite import SqliteConnection

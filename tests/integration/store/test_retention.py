@@ -21,10 +21,9 @@ from toc.maintenance.retention import (
     TABLES,
     Retention,
 )
-from toc.model.body import Content
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.task import Content, TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.observe.metrics import PURGED
 from toc.store.store import Store

@@ -14,7 +14,6 @@ from harness.rows import insert, insert_many
 from harness.tables import engine_of, raw
 from sqlalchemy import create_engine
 
-from toc.model.body import Content
 from toc.model.errors import (
     DedupConflict,
     PartialSubmit,
@@ -23,7 +22,7 @@ from toc.model.errors import (
     SubmitUnknown,
 )
 from toc.model.sharding import JOB_ID_EPOCH_MS, BizId, JobIds, created_ms, valid_job_id
-from toc.model.task import Put, PutOutcome, Submission, TaskRow
+from toc.model.task import Content, Put, PutOutcome, Submission, TaskRow
 from toc.store.store import Store
 from toc.store.tasks.plan import Stored
 

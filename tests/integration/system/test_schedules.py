@@ -17,10 +17,9 @@ from harness.system import System
 from toc import CancelOutcome, NewTask, TimeoutCenter
 from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
 from toc.maintenance.sweep import Sweep
-from toc.model.calendar import zone_named
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, UnknownTopic
-from toc.model.schedule import Definition
+from toc.model.schedule import Definition, zone_named
 from toc.model.schedule_state import new_state
 from toc.model.sharding import BizId
 from toc.model.task import Task, TaskStatus

@@ -24,7 +24,7 @@ from toc.console.shown import (
 from toc.console.view import CLUSTER_SECONDS, Redirect, View, fields_of, page
 from toc.gateway.calls import Answer
 from toc.model.access import Action
-from toc.model.wire import MAX_EXACT
+from toc.model.documents import MAX_EXACT
 
 ON_PAGE = "50"
 COLUMNS = columns(

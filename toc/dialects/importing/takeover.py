@@ -22,7 +22,7 @@ from toc.index.foreign import ForeignRedis
 from toc.model.clock import from_ms
 from toc.model.errors import DedupConflict, InvalidInput, NameTaken
 from toc.model.task import NewTask, PutOutcome, TaskStatus
-from toc.model.template import Template
+from toc.model.topic import Template
 from toc.model.verdict import Failure
 from toc.operate.templates import ensure_topic
 from toc.sdk.client import TimeoutCenter, put_of_dialect

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from toc.model.access import Action as Right
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.clock import to_ms
+from toc.model.documents import instant
 from toc.model.errors import InvalidInput, NotGranted, UnknownBulk, shown
-from toc.model.pattern import EVERYTHING
-from toc.model.wire import instant
+from toc.model.topic import EVERYTHING
 from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
 from toc.operate.operations.tasks import BIZ_ID, DRY_RUN, ERROR, TEXT, selection
 

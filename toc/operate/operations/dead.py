@@ -11,9 +11,9 @@ from typing_extensions import TypedDict
 
 from toc.model.access import Action as Right
 from toc.model.bulk import BulkKind
+from toc.model.documents import instant
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
-from toc.model.wire import instant
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
 from toc.operate.operations.bulk import count_or_do
 from toc.operate.operations.tasks import (

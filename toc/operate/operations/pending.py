@@ -9,9 +9,9 @@ from typing import Any
 from toc.model.access import Action as Right
 from toc.model.bulk import BulkKind
 from toc.model.clock import to_ms
+from toc.model.documents import instant
 from toc.model.errors import InvalidInput, NotInFuture, PartialCancel
 from toc.model.task import RescheduleOutcome, TaskStatus
-from toc.model.wire import instant
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
 from toc.operate.operations.bulk import count_or_do
 from toc.operate.operations.tasks import BIZ_ID, DRY_RUN, RATE, TYPED_TEXT

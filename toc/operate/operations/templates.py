@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from toc.model.access import Action as Right
-from toc.model.pattern import matches
-from toc.model.template import Template
+from toc.model.topic import Template, matches
 from toc.operate.operation import REQUIRED, Doing, Param, Record, Value, operation
 from toc.operate.operations.topics import NEW_SLOTS, POLICIES, SLOTS
 from toc.operate.records import template_record

@@ -9,9 +9,9 @@ from typing_extensions import TypedDict
 
 from toc.model.access import Action as Right
 from toc.model.catalog import NOTICED_SECONDS
+from toc.model.documents import instant
 from toc.model.errors import InvalidInput, TocError
 from toc.model.topic import Backoff, Delivery, Topic, TopicType
-from toc.model.wire import instant
 from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
 from toc.operate.records import topic_record
 

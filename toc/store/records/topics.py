@@ -14,9 +14,7 @@ from sqlalchemy import delete, exists, insert, literal, select
 from toc.model.clock import Clock
 from toc.model.documents import parse_object
 from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTemplate, UnknownTopic
-from toc.model.pattern import PATTERN
-from toc.model.template import Template
-from toc.model.topic import NAME, Delivery, Topic, check_topic_name
+from toc.model.topic import NAME, PATTERN, Delivery, Template, Topic, check_topic_name
 from toc.observe.log import get_logger
 from toc.store.records.table import REPEATS, NamedTable
 from toc.store.schema import IDENTITY_TABLE, TOPIC_TABLE

@@ -11,19 +11,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.observe.log import get_logger
-from toc.store.servers.server import (
-    ALIVE,
-    DatabaseServer,
-    Locked,
-    PoolExhausted,
-    Refused,
-    Statement,
-    Transient,
-)
+from toc.store.servers import server as db
+from toc.store.servers.server import ALIVE, DatabaseServer, Statement
 
 log = get_logger(__name__)
 
@@ -31,7 +25,7 @@ P = TypeVar("P")
 
 Trouble = StoreUnavailable | SchemaBehind
 """Why a part of the task table did not answer."""
-OF_TABLES = (Locked, Refused, SchemaBehind)
+OF_TABLES = (db.Locked, db.Refused, SchemaBehind)
 """Trouble of some tables or rows only: their server answers."""
 
 PATIENCE_SECONDS = 0.05
@@ -161,7 +155,7 @@ class Health:
                     with self._lock:
                         self._aside[table] = error
                         self._watch()
-        except (Transient, PoolExhausted):
+        except (db.Transient, db.PoolExhausted):
             pass  # this says nothing about a table
         except StoreUnavailable as exc:
             self.mark_away(exc)
@@ -203,9 +197,8 @@ class Health:
 
     def _watch(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._attend, args=[self._closed], name="toc-store-health", daemon=True
-            )
+            watch = partial(self._attend, self._closed)
+            self._thread = threading.Thread(target=watch, name="toc-store-health", daemon=True)
             self._thread.start()
 
     def _attend(self, closed: threading.Event) -> None:
@@ -245,7 +238,7 @@ class Health:
         for table in list(aside):
             try:
                 fault = self._fault(table)
-            except (Transient, PoolExhausted):
+            except (db.Transient, db.PoolExhausted):
                 continue
             except StoreUnavailable as exc:
                 if not closed.is_set():

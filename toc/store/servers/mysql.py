@@ -15,34 +15,23 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import pymysql
 from pymysql.constants import CLIENT, CR, ER
 from pymysql.converters import decoders, escape_string
+from pymysql.err import MySQLError, OperationalError
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine import URL
 
 from toc import sockets
 from toc.model.errors import ConfigError, NotInstalled, SchemaBehind, StoreUnavailable
 from toc.sockets import KEEPALIVE_SECONDS, URL_FLAGS
+from toc.store.servers import server as db
 from toc.store.servers.mysql_answers import read_answers
-from toc.store.servers.server import (
-    Connection,
-    DatabaseServer,
-    Duplicate,
-    Locked,
-    Lost,
-    Param,
-    Pool,
-    ReadOnly,
-    Refused,
-    Result,
-    Statement,
-    Transient,
-)
+from toc.store.servers.server import Connection, DatabaseServer, Param, Pool, Result, Statement
 
 _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
 _QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket"}
@@ -62,6 +51,7 @@ LOST = frozenset({0, 1053, 1180, 1317, 1927, 2006, 2013, 2014, 2027, 2055, 4031}
 """Codes of errors after which the outcome of a batch is unknown: gone away, lost, killed, shut down, a
 malformed answer, or failed at COMMIT."""
 
+_LOST_CONNECTION = "Lost connection to MySQL server during query"
 MIN_PACKET = 4 << 20
 """Least max_allowed_packet, in bytes. A longer batch is of one body alone."""
 
@@ -97,25 +87,20 @@ _NONSENSE = (ValueError, LookupError, TypeError, AttributeError, AssertionError,
 
 
 def connector(
-    url: URL,
-    connect_timeout: float,
-    read_timeout: float | None,
-    write_timeout: float,
-    database: str | None = None,
-    table_lock_timeout: int | None = None,
-    keepalive: float = sockets.KEEPALIVE_SECONDS,
-) -> Callable[[], MySqlConnection]:
+    url: URL, connect_timeout: float, read_timeout: float | None, write_timeout: float, *,
+    database: str | None = None, lock_timeout: int | None = None, keepalive: float = KEEPALIVE_SECONDS,
+) -> Callable[[], MySqlConnection]:  # fmt: skip
     """Return a function that opens a connection with the session settings of toc. Timeouts are seconds, and
     so is ``keepalive``, after which the kernel probes an idle connection.
 
-    ``table_lock_timeout``: seconds its statements wait for locked tables; None: the server's setting.
+    ``lock_timeout``: seconds its statements wait for locked tables; None: the server's setting.
 
     A database in the URL is not used: at run time every name is qualified. Raises ConfigError for an unknown
     or invalid query argument of the URL, and for an unreadable certificate or key. The function raises
     StoreUnavailable for a session that cannot be made as toc needs it.
     """
     options = _options(url)
-    session = [_set(table_lock_timeout), *_REST]
+    session = [_set(lock_timeout), *_REST]
     if database is not None:
         session.insert(1, f"USE {database}")  # init_connect may have left it
     tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
@@ -123,9 +108,8 @@ def connector(
     try:
         context = _context(**tls)
     except OSError as exc:
-        raise ConfigError(
-            f"{server_name(url)}: a certificate or key in the query of its URL cannot be read: {exc}"
-        ) from exc
+        where = f"{server_name(url)}: a certificate or key in the query of its URL"
+        raise ConfigError(f"{where} cannot be read: {exc}") from exc
 
     def log_in() -> tuple[pymysql.connections.Connection[Any], socket.socket]:
         driver: Any = pymysql.connections.Connection(
@@ -150,9 +134,8 @@ def connector(
         try:
             sock = _opened(url, options, connect_timeout, keepalive)
         except OSError as exc:
-            raise pymysql.err.OperationalError(
-                CR.CR_CONN_HOST_ERROR, f"Can't connect to MySQL server on {url.host!r} ({exc})"
-            ) from exc
+            what = f"Can't connect to MySQL server on {url.host!r} ({exc})"
+            raise OperationalError(CR.CR_CONN_HOST_ERROR, what) from exc
         with _parsed("greeting"):
             driver.connect(sock)
         return driver, inside.socket or sock
@@ -181,9 +164,8 @@ def _parsed(what: str) -> Iterator[None]:
     except _NONSENSE as exc:
         if isinstance(exc, RuntimeError) and "cryptography" in str(exc):
             raise NotInstalled("MySQL 8's log-in without TLS needs cryptography", "rsa") from exc
-        raise pymysql.err.OperationalError(
-            CR.CR_MALFORMED_PACKET, f"its {what} cannot be parsed ({type(exc).__name__}: {exc})"
-        ) from exc
+        what = f"its {what} cannot be parsed ({type(exc).__name__}: {exc})"
+        raise OperationalError(CR.CR_MALFORMED_PACKET, what) from exc
 
 
 def _opened(url: URL, options: Mapping[str, Any], seconds: float, keepalive: float) -> socket.socket:
@@ -203,13 +185,9 @@ def _opened(url: URL, options: Mapping[str, Any], seconds: float, keepalive: flo
 
 @cache
 def _context(
-    ssl_ca: str | None = None,
-    ssl_cert: str | None = None,
-    ssl_key: str | None = None,
-    ssl_key_password: str | None = None,
-    ssl_verify_cert: bool = False,
-    ssl_verify_identity: bool = False,
-) -> ssl.SSLContext:
+    ssl_ca: str | None = None, ssl_cert: str | None = None, ssl_key: str | None = None,
+    ssl_key_password: str | None = None, ssl_verify_cert: bool = False, ssl_verify_identity: bool = False,
+) -> ssl.SSLContext:  # fmt: skip
     """Return TLS settings. Each process makes them once: reading the system's certificates takes 20 ms, in
     which no other thread runs. Raises OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -244,11 +222,11 @@ _REST = (
 )
 
 
-def _set(table_lock_timeout: int | None) -> str:
+def _set(lock_timeout: int | None) -> str:
     """Return the first statement of a connection."""
     values = [f"{name} = {value if value.isalnum() else repr(value)}" for name, value in _SESSION.items()]
-    if table_lock_timeout is not None:
-        values.append(f"lock_wait_timeout = {table_lock_timeout:d}")
+    if lock_timeout is not None:
+        values.append(f"lock_wait_timeout = {lock_timeout:d}")
     # One of these comments is code to MariaDB, the other to MySQL.
     kinds = "/*M! , max_statement_time = 0 */ /*!80000 , max_execution_time = 0 */"
     return f"SET SESSION {', '.join(values)} {kinds}"
@@ -272,10 +250,8 @@ def _require_fit(server: str, found: Mapping[str, str], *, stopped: bool) -> Non
         if not fits:
             wrong.append(f"{name} {value!r} instead of {expected}")
     if wrong:
-        raise StoreUnavailable(
-            f"{server}: its sessions have {', '.join(wrong)}, whatever toc sets: correct the server's "
-            "settings, its init_connect, or the proxy before it"
-        )
+        do = "correct the server's settings, its init_connect, or the proxy before it"
+        raise StoreUnavailable(f"{server}: its sessions have {', '.join(wrong)}, whatever toc sets: {do}")
 
 
 def _options(url: URL) -> dict[str, Any]:
@@ -314,12 +290,9 @@ class MySqlConnection(Connection):
     """Most bytes that the server accepts at once: assumed until it has said its limit."""
 
     def __init__(
-        self,
-        driver: pymysql.connections.Connection[Any],
-        sock: socket.socket,
-        read_timeout: float | None,
+        self, driver: pymysql.connections.Connection[Any], sock: socket.socket, read_timeout: float | None,
         write_timeout: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.driver = driver
         self._sock = sock
         self._read_timeout, self._write_timeout = read_timeout, write_timeout
@@ -337,11 +310,11 @@ class MySqlConnection(Connection):
             parts = ["START TRANSACTION", *parts, "COMMIT"]
         try:
             results = self.batch(parts, patient=patient)
-        except pymysql.err.MySQLError as exc:
+        except MySQLError as exc:
             # An error ends the batch and leaves the transaction open. Roll back now: closing the connection
             # would release the locks only when the server notices.
             if transaction and error_code(exc) not in LOST:
-                with contextlib.suppress(pymysql.err.MySQLError):
+                with contextlib.suppress(MySQLError):
                     self.batch(["ROLLBACK"])
             raise
         return results[1:-1] if transaction else results
@@ -361,10 +334,8 @@ class MySqlConnection(Connection):
         query = _COM_QUERY + ";".join(statements).encode()
         if len(query) > self.max_packet:
             # Otherwise the server would hang up halfway, which looks like a broken connection.
-            raise pymysql.err.OperationalError(
-                ER.NET_PACKET_TOO_LARGE,
-                f"a batch of {len(query)} bytes is larger than its max_allowed_packet ({self.max_packet})",
-            )
+            what = f"a batch of {len(query)} bytes is larger than its max_allowed_packet ({self.max_packet})"
+            raise OperationalError(ER.NET_PACKET_TOO_LARGE, what)
         parts = [query[at : at + _WHOLE] for at in range(0, len(query) + 1, _WHOLE)]
         self._sent = len(statements), len(parts)
         packets = [struct.pack("<I", len(part) | (n & 0xFF) << 24) + part for n, part in enumerate(parts)]
@@ -373,9 +344,7 @@ class MySqlConnection(Connection):
                 self._sock.settimeout(self._write_timeout)
             self._sock.sendall(b"".join(packets))
         except OSError as exc:
-            raise pymysql.err.OperationalError(
-                CR.CR_SERVER_GONE_ERROR, f"MySQL server has gone away ({exc!r})"
-            ) from exc
+            raise OperationalError(CR.CR_SERVER_GONE_ERROR, f"MySQL server has gone away ({exc!r})") from exc
 
     def answers(self) -> list[Result]:
         """Return the results of the statements that were sent."""
@@ -414,13 +383,9 @@ class MySqlConnection(Connection):
             data = self._sock.recv(_READ_BYTES)
         except OSError as exc:
             why = "timed out" if isinstance(exc, BlockingIOError) else exc  # the former is the kernel's
-            raise pymysql.err.OperationalError(
-                CR.CR_SERVER_LOST, f"Lost connection to MySQL server during query ({why})"
-            ) from exc
+            raise OperationalError(CR.CR_SERVER_LOST, f"{_LOST_CONNECTION} ({why})") from exc
         if not data:
-            raise pymysql.err.OperationalError(
-                CR.CR_SERVER_LOST, "Lost connection to MySQL server during query"
-            )
+            raise OperationalError(CR.CR_SERVER_LOST, _LOST_CONNECTION)
         return data
 
 
@@ -450,12 +415,15 @@ def _literal(value: Param) -> str:
 
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - sessions run in UTC, and the driver's datetimes are naive
 
-_TRANSIENT = frozenset({1020, 1040, 1203, 1213})
-"""Deadlock, too many connections: certainly rolled back."""
-_READ_ONLY = frozenset({1290, 1792, 1836})
-"""The server is read-only, as during a failover, and after it if it was the primary: rolled back."""
-_LOCKED = frozenset({1205, 3572})
-"""Timeout of a row lock (innodb_lock_wait_timeout) or a table lock (lock_wait_timeout); NOWAIT on MySQL."""
+_ROLLED_BACK: Sequence[tuple[set[int], type[Exception]]] = (
+    # timeout of a row lock (innodb_lock_wait_timeout) or a table lock (lock_wait_timeout); NOWAIT on MySQL
+    ({1205, 3572}, db.Locked),
+    # the server is read-only, as during a failover, and after it if it was the primary
+    ({1290, 1792, 1836}, db.ReadOnly),
+    # deadlock, too many connections
+    ({1020, 1040, 1203, 1213}, db.Transient),
+)
+"""Codes of errors after which a batch is certainly rolled back."""
 _NO_QUORUM = 1047
 """A node of a Galera cluster that has lost the others refuses every statement."""
 _BEHIND = frozenset({1049, 1054, 1146})
@@ -486,58 +454,38 @@ class MySqlServer(DatabaseServer):
     read_only = "SELECT @@global.read_only"
 
     def __init__(
-        self,
-        url: URL,
-        databases: Sequence[int],
-        *,
-        connect_timeout: float = 3.0,
-        read_timeout: float = 10.0,
-        write_timeout: float = 10.0,
-        keepalive: float = KEEPALIVE_SECONDS,
-        pool_size: int = 8,
-    ) -> None:
-        connect = connector(
-            url,
-            connect_timeout,
-            read_timeout,
-            write_timeout,
-            table_lock_timeout=TABLE_LOCK_SECONDS,
-            keepalive=keepalive,
-        )
-        self._url = url
-        self._keepalive = keepalive
-        pool = Pool(connect, pool_size, connect_timeout + read_timeout)
-        super().__init__(server_name(url), databases, pool)
+        self, url: URL, databases: Sequence[int], *,
+        connect_timeout: float = 3.0, read_timeout: float = 10.0, write_timeout: float = 10.0,
+        keepalive: float = KEEPALIVE_SECONDS, pool_size: int = 8,
+    ) -> None:  # fmt: skip
+        connect = partial(connector, url, keepalive=keepalive)
+        ours = connect(connect_timeout, read_timeout, write_timeout, lock_timeout=TABLE_LOCK_SECONDS)
+        super().__init__(server_name(url), databases, Pool(ours, pool_size, connect_timeout + read_timeout))
+        self._connect = connect
 
     def _connect_within(self, seconds: float) -> MySqlConnection:
-        return connector(self._url, seconds, seconds, seconds, keepalive=self._keepalive)()
+        return self._connect(seconds, seconds, seconds)()
 
     def translate(self, exc: Exception, *, sent: bool) -> Exception:
         """Translate a driver's error by its code. Omits texts of codes that quote data."""
-        if not isinstance(exc, pymysql.err.MySQLError):
+        if not isinstance(exc, MySQLError):
             return exc
         code = error_code(exc)
         if code == _DUPLICATE:
-            return Duplicate(f"{self.name}: duplicate key")
-        text = (
-            f"{self.name}: {exc.args[1]} ({code})"
-            if len(exc.args) > 1
-            else f"{self.name}: MySQL error {code}"
-        )
+            return db.Duplicate(f"{self.name}: duplicate key")
+        text = f"{exc.args[1]} ({code})" if len(exc.args) > 1 else f"MySQL error {code}"
+        text = f"{self.name}: {text}"
         if code in _BEHIND:
             return SchemaBehind(f"{text}: if this is the right server, run `toc db upgrade`")
-        if code in _LOCKED:
-            return Locked(text)
-        if code in _READ_ONLY:
-            return ReadOnly(text)
-        if code in _TRANSIENT:
-            return Transient(text)
+        for codes, error in _ROLLED_BACK:
+            if code in codes:
+                return error(text)
         if code in LOST and sent:
-            return Lost(text if code else f"{self.name}: the connection is closed")
+            return db.Lost(text if code else f"{self.name}: the connection is closed")
         if isinstance(exc, (pymysql.err.DataError, pymysql.err.IntegrityError)):
-            return Refused(f"{self.name}: a value was refused (MySQL error {code})")
+            return db.Refused(f"{self.name}: a value was refused (MySQL error {code})")
         answered = sent and not _OF_DRIVER <= code < _OF_DRIVER + 1000 and code != _NO_QUORUM
-        return Refused(text) if answered else StoreUnavailable(text)
+        return db.Refused(text) if answered else StoreUnavailable(text)
 
     def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
         """Host name, port, server_id and data directory: hosts may share some of them, never all."""

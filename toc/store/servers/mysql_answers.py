@@ -33,30 +33,18 @@ _MAX_COLUMNS = 4096
 _FIRST_CODE = 1000
 """Lowest error code of a server."""
 _BINARY = 63
-_TEXTS = frozenset(
-    {
-        FIELD_TYPE.VARCHAR,
-        FIELD_TYPE.VAR_STRING,
-        FIELD_TYPE.STRING,
-        FIELD_TYPE.TINY_BLOB,
-        FIELD_TYPE.BLOB,
-        FIELD_TYPE.MEDIUM_BLOB,
-        FIELD_TYPE.LONG_BLOB,
-    }
-)
-_NUMBERS = frozenset(
-    {FIELD_TYPE.TINY, FIELD_TYPE.SHORT, FIELD_TYPE.INT24, FIELD_TYPE.LONG, FIELD_TYPE.LONGLONG}
-)
+_TEXTS = frozenset({
+    FIELD_TYPE.VARCHAR, FIELD_TYPE.VAR_STRING, FIELD_TYPE.STRING,
+    FIELD_TYPE.TINY_BLOB, FIELD_TYPE.BLOB, FIELD_TYPE.MEDIUM_BLOB, FIELD_TYPE.LONG_BLOB,
+})  # fmt: skip
+_NUMBERS = {FIELD_TYPE.TINY, FIELD_TYPE.SHORT, FIELD_TYPE.INT24, FIELD_TYPE.LONG, FIELD_TYPE.LONGLONG}
 
 _header = struct.Struct("<I").unpack_from
 Convert = Callable[[bytes], Any]
 
 
 def read_answers(
-    receive: Callable[[], bytes],
-    decoders: Mapping[int, Any],
-    count: int,
-    sequence: int = 1,
+    receive: Callable[[], bytes], decoders: Mapping[int, Any], count: int, sequence: int = 1
 ) -> list[Result]:
     """Return the results of all ``count`` statements of a query that was sent, and leave nothing unread.
 

@@ -277,14 +277,9 @@ class DatabaseServer(ABC):
         self._inherited: list[Pool] = []
 
     def run(
-        self,
-        statements: Sequence[Statement],
-        *,
-        transaction: bool = False,
-        again: bool = True,
-        patient: bool = False,
-        outwait: bool = True,
-    ) -> list[Result]:
+        self, statements: Sequence[Statement], *, transaction: bool = False, again: bool = True,
+        patient: bool = False, outwait: bool = True,
+    ) -> list[Result]:  # fmt: skip
         """Run the statements in order, in one round trip; in one transaction if ``transaction``.
 
         ``again``: running them twice is harmless (reads, guarded updates), so after a broken connection they

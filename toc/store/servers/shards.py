@@ -17,27 +17,13 @@ from sqlalchemy.exc import ArgumentError
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.fork import call_in_children
 from toc.model.sharding import table_of_job
-from toc.store.schema import (
-    DUE_TABLE,
-    REQUEST_TABLE,
-    body_table_name,
-    first_tables,
-    schedule_table_name,
-    task_table_name,
-)
+from toc.store import schema
+from toc.store.servers import server as db
 from toc.store.servers.health import OF_TABLES as OF_TABLES
 from toc.store.servers.health import Health
 from toc.store.servers.health import Trouble as Trouble
 from toc.store.servers.mysql import MySqlServer
-from toc.store.servers.server import (
-    DatabaseServer,
-    Locked,
-    Options,
-    PoolExhausted,
-    Refused,
-    Statement,
-    Transient,
-)
+from toc.store.servers.server import DatabaseServer, Locked, Options, Refused, Statement
 from toc.store.servers.threads import Threads
 
 T = TypeVar("T")
@@ -140,43 +126,38 @@ class Shards:
 
             self.servers = [SqliteServer(url, **options) for url in layout.urls]
         else:
-            self.servers = [
-                MySqlServer(url, layout.databases_of(number), **options)
-                for number, url in enumerate(layout.urls)
-            ]
-        self.server_of: list[DatabaseServer] = []
-        """The server of each table."""
-        self.number_of: list[int] = []
-        """The number of each table's server."""
-        self.names: list[str] = []
-        """The SQL name of each table."""
-        self.body_names: list[str] = []
-        """The SQL name of the table of bodies beside each table."""
-        self.request_names: list[str] = []
-        """The SQL name of the table of requests in each table's database."""
-        self.due_names: list[str] = []
-        """The SQL name of the table of counts in each table's database."""
-        self.schedule_names: list[str] = []
-        """The SQL name of the table of schedules beside each table."""
+            urls = enumerate(layout.urls)
+            self.servers = [MySqlServer(url, layout.databases_of(n), **options) for n, url in urls]
         block = layout.databases // len(self.servers)
-        for table in range(layout.tables):
-            database = table % layout.databases
-            server = self.servers[database // block]
-            self.server_of.append(server)
-            self.number_of.append(database // block)
-            schema = layout.database_name(database)
-            self.names.append(server.table(schema, task_table_name(table)))
-            self.body_names.append(server.table(schema, body_table_name(table)))
-            self.request_names.append(server.table(schema, REQUEST_TABLE))
-            self.due_names.append(server.table(schema, DUE_TABLE))
-            self.schedule_names.append(server.table(schema, schedule_table_name(table)))
+        self.number_of = [table % layout.databases // block for table in range(layout.tables)]
+        """The number of each table's server."""
+        self.server_of = [self.servers[number] for number in self.number_of]
+        """The server of each table."""
+        self.names = self._named(schema.task_table_name)
+        """The SQL name of each table."""
+        self.body_names = self._named(schema.body_table_name)
+        """The SQL name of the table of bodies beside each table."""
+        self.schedule_names = self._named(schema.schedule_table_name)
+        """The SQL name of the table of schedules beside each table."""
+        self.request_names = self._named(lambda _: schema.REQUEST_TABLE)
+        """The SQL name of the table of requests in each table's database."""
+        self.due_names = self._named(lambda _: schema.DUE_TABLE)
+        """The SQL name of the table of counts in each table's database."""
         alone = len(self.servers) == 1
         self.health = {server: Health(server, self.names, alone=alone) for server in self.servers}
         self.topic_server = self.servers[0]
-        self.first = first_tables(MetaData(None if layout.sqlite else layout.database_name(0)))
+        self.first = schema.first_tables(MetaData(None if layout.sqlite else layout.database_name(0)))
         """The tables that only the first database has, on ``topic_server``, by name."""
         self._threads = self._new_threads()
         call_in_children(self._after_fork)
+
+    def _named(self, name_of: Callable[[int], str]) -> list[str]:
+        """Return the SQL name of a table beside each task table."""
+        layout = self.layout
+        return [
+            server.table(layout.database_name(table % layout.databases), name_of(table))
+            for table, server in enumerate(self.server_of)
+        ]
 
     def table_of(self, job_id: int) -> int:
         """The table that can hold this job_id."""
@@ -197,12 +178,9 @@ class Shards:
         return grouped
 
     def each(
-        self,
-        work: Mapping[DatabaseServer, Mapping[int, T]],
-        do: Callable[[DatabaseServer, Mapping[int, T]], R],
-        *,
-        locks: bool = False,
-    ) -> Parts[R]:
+        self, work: Mapping[DatabaseServer, Mapping[int, T]],
+        do: Callable[[DatabaseServer, Mapping[int, T]], R], *, locks: bool = False,
+    ) -> Parts[R]:  # fmt: skip
         """Call ``do(server, its part by table)`` for each server, in parallel if there are several.
 
         Skips servers marked as away and tables set aside. What fails is marked and harms no other: tables are
@@ -214,20 +192,16 @@ class Shards:
             ((server, tables),) = work.items()
             return self._ask(server, tables, do, locks)
         parts: Parts[R] = Parts()
-        for part in self._threads.all(
-            partial(self._ask, server, tables, do, locks) for server, tables in work.items()
-        ):
+        asks = [partial(self._ask, server, tables, do, locks) for server, tables in work.items()]
+        for part in self._threads.all(asks):
             parts.results += part.results
             parts.failed |= part.failed
         return parts
 
     def _ask(
-        self,
-        server: DatabaseServer,
-        tables: Mapping[int, T],
-        do: Callable[[DatabaseServer, Mapping[int, T]], R],
-        locks: bool,
-    ) -> Parts[R]:
+        self, server: DatabaseServer, tables: Mapping[int, T],
+        do: Callable[[DatabaseServer, Mapping[int, T]], R], locks: bool,
+    ) -> Parts[R]:  # fmt: skip
         parts: Parts[R] = Parts()
         health = self.health[server]
         rest = tables
@@ -251,7 +225,7 @@ class Shards:
             for table, part in free.items():
                 self._ask_table(server, table, part, do, parts)
         except StoreUnavailable as exc:
-            if not isinstance(exc, (Transient, PoolExhausted)):
+            if not isinstance(exc, (db.Transient, db.PoolExhausted)):
                 health.mark_away(exc)
             parts.fail(tables, dict.fromkeys(rest, exc))
         return parts
@@ -266,25 +240,19 @@ class Shards:
     def _unlocked(self, server: DatabaseServer, tables: Mapping[int, T], parts: Parts[R]) -> Mapping[int, T]:
         """Return these ids without those whose rows others have locked, which fail. Waits for no lock."""
         ids: Mapping[int, Sequence[int]] = tables  # type: ignore[assignment]
-        there, free = (
-            [
-                Statement(f"SELECT job_id FROM {name} WHERE job_id IN ({numbers}){how}")
-                for table, part in ids.items()
-                for numbers in [",".join(map(int.__repr__, part))]
-                for name in [server.by_primary_key(self.names[table])]
-            ]
-            for how in ("", server.skip_locked)
-        )
+        selects = []
+        for table, part in ids.items():
+            numbers, name = ",".join(map(int.__repr__, part)), server.by_primary_key(self.names[table])
+            select = f"SELECT job_id FROM {name} WHERE job_id IN ({numbers})"
+            selects += [Statement(select), Statement(select + server.skip_locked)]
         try:
-            results = server.run([*there, *free], outwait=False)
+            results = server.run(selects, outwait=False)
         except StoreUnavailable:
             return tables
-        found = [
-            {row[0] for result in half for row in result.rows}
-            for half in (results[: len(there)], results[len(there) :])
-        ]
-        locked = found[0] - found[1]
-        if locked:
+        there, free = (
+            {row[0] for result in half for row in result.rows} for half in (results[::2], results[1::2])
+        )
+        if locked := there - free:
             self.health[server].note_locked_rows()
             error = Locked(f"{server.name}: another transaction has locked the row")
             parts.failed.update(dict.fromkeys(locked, error))
@@ -292,13 +260,9 @@ class Shards:
         return {table: part for table, part in left.items() if part}  # type: ignore[misc]
 
     def _ask_table(
-        self,
-        server: DatabaseServer,
-        table: int,
-        part: T,
-        do: Callable[[DatabaseServer, Mapping[int, T]], R],
-        parts: Parts[R],
-    ) -> None:
+        self, server: DatabaseServer, table: int, part: T,
+        do: Callable[[DatabaseServer, Mapping[int, T]], R], parts: Parts[R],
+    ) -> None:  # fmt: skip
         """Run one table's part. If rows of it are locked or refused, run it row by row, in random order so
         that no row starves. (Halves would wait for the row's lock, 2 s, at each level.)"""
         try:
@@ -354,9 +318,8 @@ def _parse(text: str) -> URL:
         url = make_url(text)
     except (ArgumentError, ValueError):
         # not chained: SQLAlchemy's own text quotes the URL with its password
-        raise ConfigError(
-            "a database URL cannot be parsed; expected mysql+pymysql://user:pw@host:3306"
-        ) from None
+        hint = "expected mysql+pymysql://user:pw@host:3306"
+        raise ConfigError(f"a database URL cannot be parsed; {hint}") from None
     if url.get_backend_name() == "sqlite":
         if "?" in text:
             raise ConfigError('the path of a sqlite:/// URL has a "?": write it %3F')

@@ -7,7 +7,6 @@ then serves the sweep (toc.store.tasks.scan), the list of dead letters and the p
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -149,11 +148,7 @@ class Batches(Tries):
         self, server: DatabaseServer, ids: Mapping[int, Sequence[int]], *, versions: Mapping[int, int],
         now: int, sent: SentTries, late: Late,
     ) -> dict[int, Finish]:  # fmt: skip
-        groups: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-        for table, part in ids.items():
-            for job_id in part:
-                groups[table, versions[job_id]].append(job_id)
-        ended = server.instant(now)
+        groups, ended = sql.alike(ids, versions), server.instant(now)
         updates = [
             Statement(
                 f"UPDATE {server.by_primary_key(self._shards.names[table])} "

@@ -8,11 +8,11 @@ If that body is gone, the row has changed since.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
-from toc.model.body import Content
-from toc.model.task import Submission
-from toc.store.servers.server import DatabaseServer, Result, Statement
+from toc.model.task import Content, Submission
+from toc.store.servers.server import DatabaseServer, Statement
 from toc.store.servers.shards import Answers, Shards
 from toc.store.tasks import rows as sql
 
@@ -34,38 +34,26 @@ class Bodies:
 
         One round trip per server, so the caller bounds their bytes.
         """
-        return self._shards.each(
-            self._shards.group(wanted), lambda server, ids: self._read(server, ids, wanted)
-        ).joined()
+        return self._shards.each(self._shards.group(wanted), partial(self._read, wanted)).joined()
 
     def one(self, job_id: int, version: int) -> Content | None:
         """Return one body, None if its row has changed since; also asks a server that is marked as away."""
         ((server, ids),) = self._shards.group([job_id]).items()
-        return self._read(server, ids, {job_id: version}).get(job_id)
+        return self._read({job_id: version}, server, ids).get(job_id)
 
     def _read(
-        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]], wanted: Mapping[int, int]
+        self, wanted: Mapping[int, int], server: DatabaseServer, ids: Mapping[int, Sequence[int]]
     ) -> dict[int, Content]:
-        selects = [
-            Statement(
-                f"SELECT job_id,version,content_type,body FROM {self._shards.body_names[table]} "
-                f"WHERE job_id IN ({sql.numbers(part)})"
-            )
-            for table, part in ids.items()
-        ]
-        return _contents(server.run(selects, outwait=False), wanted)
-
-
-def _contents(results: Iterable[Result], wanted: Mapping[int, int]) -> dict[int, Content]:
-    found = {}
-    with sql.understood():
-        for result in results:
-            for job_id, version, content_type, data in result.rows:
-                if not isinstance(content_type, str) or not isinstance(data, bytes):
-                    raise TypeError
-                if wanted[job_id] == version:
-                    found[job_id] = Content(content_type, data)
-    return found
+        names, found = self._shards.body_names, {}
+        selects = sql.select_by_id(server, "job_id,version,content_type,body", names, ids)
+        with sql.understood():
+            for result in server.run(selects, outwait=False):
+                for job_id, version, content_type, data in result.rows:
+                    if not isinstance(content_type, str) or not isinstance(data, bytes):
+                        raise TypeError
+                    if wanted[job_id] == version:
+                        found[job_id] = Content(content_type, data)
+        return found
 
 
 def insert(name: str, many: Iterable[Submission]) -> list[Statement]:
@@ -97,9 +85,8 @@ def follow(name: str, task_name: str, job_ids: Iterable[int]) -> Statement:
 
 def follow_one(name: str, job_id: int, version: int) -> Statement:
     """Return the UPDATE that gives the body of this version the next one. It locks that body alone."""
-    return Statement(
-        f"UPDATE {name} SET version={version + 1:d} WHERE job_id={job_id:d} AND version={version:d}"
-    )
+    where = f"job_id={job_id:d} AND version={version:d}"
+    return Statement(f"UPDATE {name} SET version={version + 1:d} WHERE {where}")
 
 
 def insert_if(name: str, task_name: str, job_id: int, version: int, content: Content) -> Statement:
@@ -114,18 +101,14 @@ def insert_if(name: str, task_name: str, job_id: int, version: int, content: Con
 
 def delete_former(name: str, task_name: str, job_id: int) -> Statement:
     """Return the DELETE of a task's bodies of versions before that of its row."""
-    return Statement(
-        f"DELETE FROM {name} WHERE job_id={job_id:d} AND version<"
-        f"(SELECT {task_name}.version FROM {task_name} WHERE {task_name}.job_id={job_id:d})"
-    )
+    now = f"SELECT {task_name}.version FROM {task_name} WHERE {task_name}.job_id={job_id:d}"
+    return Statement(f"DELETE FROM {name} WHERE job_id={job_id:d} AND version<({now})")
 
 
 def delete(name: str, task_name: str, job_ids: Iterable[int]) -> Statement:
     """Return the DELETE of the bodies whose rows are gone, for the transaction that deleted these."""
-    return Statement(
-        f"DELETE FROM {name} WHERE job_id IN ({sql.numbers(job_ids)}) "
-        f"AND NOT EXISTS (SELECT 1 FROM {task_name} WHERE {task_name}.job_id={name}.job_id)"
-    )
+    there = f"SELECT 1 FROM {task_name} WHERE {task_name}.job_id={name}.job_id"
+    return Statement(f"DELETE FROM {name} WHERE job_id IN ({sql.numbers(job_ids)}) AND NOT EXISTS ({there})")
 
 
 def bounded(sizes: Iterable[tuple[T, int]], most: int = BODY_BYTES) -> Iterator[list[T]]:

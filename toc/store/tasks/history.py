@@ -17,9 +17,8 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from toc.model.documents import parse_object
+from toc.model.documents import instant, parse_object, seconds
 from toc.model.lateness import MAX_LATE_CHARS
-from toc.model.wire import instant, seconds
 from toc.store.schema import ERROR_COLUMN_CHARS, MAX_HISTORY_CHARS
 from toc.store.servers.server import DatabaseServer
 

@@ -111,12 +111,9 @@ class Leases:
     # --- its own statements
 
     def take(
-        self,
-        seconds: Mapping[int, int],
-        tries: Mapping[int, TryRow] | None = None,
-        renew: Collection[int] = frozenset(),
-        due_by: int | None = None,
-    ) -> Answers[bool]:
+        self, seconds: Mapping[int, int], tries: Mapping[int, TryRow] | None = None,
+        renew: Collection[int] = frozenset(), due_by: int | None = None,
+    ) -> Answers[bool]:  # fmt: skip
         """Take or renew leases of these seconds from now on pending rows that no other worker has leased.
 
         An expired lease is not taken over: first the try that ended with it is charged (``Batches.fail``).
@@ -126,30 +123,28 @@ class Leases:
         lease. May be repeated after a lost answer.
         """
 
+        kinds = {
+            job_id: (
+                lasts,
+                "" if job_id in renew else "lease_owner IS NULL OR ",  # [rule: renew-only]
+                _unfailed(tries.get(job_id) if tries else None),
+            )
+            for job_id, lasts in seconds.items()
+        }
+
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> set[int]:
-            groups: dict[tuple[int, int, str, str], list[int]] = {}
-            for table, part in ids.items():
-                for job_id in part:
-                    row = tries.get(job_id) if tries else None
-                    nobodys = "" if job_id in renew else "lease_owner IS NULL OR "  # [rule: renew-only]
-                    key = (table, seconds[job_id], nobodys, _unfailed(row))
-                    groups.setdefault(key, []).append(job_id)
-
             due = "" if due_by is None else f" AND next_time<={server.instant(due_by)}"
-
-            def since(server: DatabaseServer) -> str:  # before the others: MySQL assigns from left to right
-                now = server.from_now(0)
-                return f"CASE WHEN lease_owner={self._me:d} THEN COALESCE(lease_since,{now}) ELSE {now} END"
-
+            now, mine = server.from_now(0), f"lease_owner={self._me:d}"
+            # lease_since before the others: MySQL assigns from left to right
+            since = f"CASE WHEN {mine} THEN COALESCE(lease_since,{now}) ELSE {now} END"
             updates = [
                 Statement(
                     f"UPDATE {server.by_primary_key(self._shards.names[table])} SET "
-                    f"lease_since={since(server)},lease_owner={self._me:d},"
-                    f"lease_until={server.from_now(lasts * 1000)} "
+                    f"lease_since={since},{mine},lease_until={server.from_now(lasts * 1000)} "
                     f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
-                    f"AND ({nobodys}lease_owner={self._me:d}){unfailed}{due}"
+                    f"AND ({nobodys}{mine}){unfailed}{due}"
                 )
-                for (table, lasts, nobodys, unfailed), part in groups.items()
+                for (table, (lasts, nobodys, unfailed)), part in sql.alike(ids, kinds).items()
             ]
             matched = sum(result.matched for result in server.run(updates, transaction=True, outwait=False))
             asked = {job_id for part in ids.values() for job_id in part}
@@ -157,10 +152,10 @@ class Leases:
                 return asked
             reads = [
                 f"SELECT job_id FROM {self._shards.names[table]} WHERE job_id IN ({sql.numbers(part)}) "
-                f"AND status={PENDING} AND lease_owner={self._me:d}"
+                f"AND status={PENDING} AND {mine}"
                 for table, part in ids.items()
             ]
-            return {row[0] for result in server.run(sql.unions(server, reads)) for row in result.rows}
+            return {row[0] for row in sql.read(server, reads)}
 
         parts = self._shards.each(self._shards.group(seconds), send, locks=True)
         ours: set[int] = set().union(*parts.results)

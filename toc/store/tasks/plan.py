@@ -51,8 +51,7 @@ class Plan(NamedTuple):
     """What the transaction of a submit does, besides inserting ``stored.inserted``.
 
     ``request`` is stored with the answer. ``ended``: the job_id of a row that loses the name. ``changes`` are
-    guarded: if ``telling``, the index of one of them, matches no row, none of them
-    changes anything.
+    guarded: if the one at ``telling`` matches no row, none of them changes anything.
     """
 
     asked: Submission
@@ -60,7 +59,7 @@ class Plan(NamedTuple):
     request: Request | None = None
     ended: int | None = None
     changes: Sequence[Statement] = ()
-    telling: int | None = None
+    telling: int = 0
 
 
 class Planner:
@@ -82,11 +81,8 @@ class Planner:
         if row.biz_key != other.biz_key:
             same_task(row, other)  # raises: two texts with one number
         if asked.on_conflict is OnConflict.ERROR:
-            raise TaskExists(
-                f"task {other.job_id} already has dedup_key {row.dedup_key!r}; on_conflict='replace' would "
-                f"replace it",
-                other.job_id,
-            )
+            what = f"task {other.job_id} already has dedup_key {row.dedup_key!r}"
+            raise TaskExists(f"{what}; on_conflict='replace' would replace it", other.job_id)
         if asked.on_conflict is OnConflict.KEEP:
             kept = Stored(Put(same_task(row, other), PutOutcome.KEPT), kept=other)
             return kept if asked.request is None else Plan(asked, kept, asked.request)
@@ -135,7 +131,7 @@ class Planner:
         self, server: DatabaseServer, plans: Sequence[Plan], now: int
     ) -> tuple[list[Statement], list[int | None]]:
         """Return the statements of one transaction for plans of different names, and where in it each plan's
-        telling statement is.
+        telling statement is, if it has one.
 
         All callers lock rows in one order: requests, tables, and in a table by name.
         """
@@ -143,14 +139,13 @@ class Planner:
         answers: dict[str, list[tuple[Request, Put]]] = {}
         ended: dict[int, list[int]] = {}
         inserted: dict[int, list[Submission]] = {}
+        changing: list[int] = []
         ordered = []
         for n, plan in enumerate(plans):
             row = plan.asked.row  # by name, those without one by job_id
             name = (-1, "") if row.dedup_key is None else (row.biz_id, row.dedup_key)
             ordered.append((self._shards.table_of(row.job_id), name, row.job_id, n))
-        ordered.sort()
-        changing = []
-        for table, _, _, n in ordered:
+        for table, _, _, n in sorted(ordered):
             plan = plans[n]
             if plan.changes:
                 changing.append(n)
@@ -163,18 +158,12 @@ class Planner:
                 ended.setdefault(table, []).append(plan.ended)
         statements = [requests.insert(server, into, sorted(answers[into]), now) for into in sorted(answers)]
         for table, ids in ended.items():
-            statements.append(
-                Statement(
-                    f"UPDATE {names[table]} SET dedup_key=NULL "
-                    f"WHERE job_id IN ({sql.numbers(sorted(ids))}) AND status<>{PENDING}"
-                )
-            )
+            these = f"job_id IN ({sql.numbers(sorted(ids))}) AND status<>{PENDING}"
+            statements.append(Statement(f"UPDATE {names[table]} SET dedup_key=NULL WHERE {these}"))
         telling: list[int | None] = [None] * len(plans)
         for n in changing:
-            plan = plans[n]
-            if plan.telling is not None:
-                telling[n] = len(statements) + plan.telling
-            statements += plan.changes
+            telling[n] = len(statements) + plans[n].telling
+            statements += plans[n].changes
         return statements + self.inserts(server, inserted), telling
 
     def inserts(
@@ -195,14 +184,9 @@ def inserting(asked: Submission) -> Plan:
 
 
 def new_version(
-    server: DatabaseServer,
-    name: str,
-    seen: Seen,
-    action_time: int,
-    stamp: int,
-    more: str = "",
+    server: DatabaseServer, name: str, seen: Seen, action_time: int, stamp: int, more: str = "",
     params: Sequence[str] = (),
-) -> Statement:
+) -> Statement:  # fmt: skip
     """Return the UPDATE that gives a pending row a new deadline (ms), all its tries, and version + 1.
 
     ``more`` are further assignments, with their parameters. Its lease stays: the try for the old deadline may
@@ -229,8 +213,7 @@ def as_read(seen: Seen) -> str:
     row = seen.row
     return (
         f"status={PENDING} AND version={row.version:d} AND attempts={row.attempts:d} "
-        f"AND crashes={row.crashes:d}"
-        f"{'' if seen.leased else ' AND lease_owner IS NULL'}"
+        f"AND crashes={row.crashes:d}{'' if seen.leased else ' AND lease_owner IS NULL'}"
     )
 
 
@@ -245,10 +228,9 @@ def seen_rows(results: Iterable[Result]) -> list[Seen]:
     found = []
     with sql.understood():
         for result in results:
-            for leased, lease_until, pulled, *values in result.rows:
+            for leased, until, pulled, *values in result.rows:
                 row = sql.task_row(values)
-                until = max(lease_until, row.next_time if pulled else 0)
-                found.append(Seen(row, bool(leased), until))
+                found.append(Seen(row, bool(leased), max(until, row.next_time if pulled else 0)))
     return found
 
 

@@ -47,12 +47,8 @@ def moved(server: DatabaseServer, due: str) -> str:
     )
 
 
-_INSTANTS = frozenset({"action_time", "next_time"})
-_ENDED = {
-    PROCESSED: AckOutcome.ALREADY,
-    int(TaskStatus.CANCELLED): AckOutcome.CANCELLED,
-    DEAD: AckOutcome.DEAD,
-}
+_CANCELLED = int(TaskStatus.CANCELLED)
+_ENDED = {PROCESSED: AckOutcome.ALREADY, _CANCELLED: AckOutcome.CANCELLED, DEAD: AckOutcome.DEAD}
 
 
 class HandOut(NamedTuple):
@@ -88,18 +84,14 @@ class Pulls:
         one. May be repeated after a lost answer.
         """
         by_id = {item.job_id: item for item in items}
+        kinds = {item.job_id: (item.biz_type, item.retries, item.ttr_ms) for item in items}
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow]:
             now, stamp = server.from_now(0), server.instant(now_ms)
-            groups: dict[tuple[int, int, int, int], list[HandOut]] = {}
-            for table, part in ids.items():
-                for job_id in part:
-                    item = by_id[job_id]
-                    groups.setdefault((table, item.biz_type, item.retries, item.ttr_ms), []).append(item)
             updates = []
-            for (table, biz_type, retries, ttr_ms), some in groups.items():
+            for (table, (biz_type, retries, ttr_ms)), part in sql.alike(ids, kinds).items():
                 tries = f"CASE tries WHEN 0 THEN {retries:d} ELSE tries END"
-                nonces = " ".join(f"WHEN {item.job_id:d} THEN {sql.literal(item.nonce)}" for item in some)
+                nonces = " ".join(f"WHEN {one:d} THEN {sql.literal(by_id[one].nonce)}" for one in part)
                 # MySQL assigns from left to right: what reads the old nonce comes before the new one.
                 updates.append(
                     Statement(  # [rule: one-hand-out]
@@ -108,7 +100,7 @@ class Pulls:
                         f"attempts=attempts+CASE WHEN attempts<({tries}) THEN 1 ELSE 0 END,"
                         f"pull_nonce=CASE job_id {nonces} END,pull_began={now},"
                         f"next_time={server.from_now(ttr_ms)},gmt_modified={stamp},{NO_LEASE} "
-                        f"WHERE job_id IN ({sql.numbers(item.job_id for item in some)}) AND status={PENDING} "
+                        f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
                         f"AND biz_type={biz_type:d} AND next_time<={now} AND next_time<={stamp} "
                         f"AND (expires_at IS NULL OR expires_at>={now}) "
                         f"AND (pull_nonce IS NULL OR attempts<({tries}) OR ({tries})={UNLIMITED})",
@@ -124,19 +116,17 @@ class Pulls:
         """Add late hand-outs to rows, given as version and ``LateStart.line`` by job_id; not to redriven
         ones, whose action_time is not when they were due. What cannot be written now is left out."""
 
+        versions = {job_id: version for job_id, (version, _) in lines.items()}
+        texts = {job_id: text for job_id, (_, text) in lines.items()}
+
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
-            groups: dict[tuple[int, int], list[int]] = {}
-            for table, part in ids.items():
-                for job_id in part:
-                    groups.setdefault((table, lines[job_id][0]), []).append(job_id)
-            texts = {job_id: text for job_id, (_, text) in lines.items()}
             updates = [
                 Statement(
                     f"UPDATE {server.by_primary_key(self._shards.names[table])} "
                     f"SET {with_late(server, part, texts)} WHERE job_id IN ({sql.numbers(part)}) "
                     f"AND version={version:d} AND redrives=0"
                 )
-                for (table, version), part in groups.items()
+                for (table, version), part in sql.alike(ids, versions).items()
             ]
             server.run(updates, transaction=True, outwait=False)
 
@@ -165,10 +155,11 @@ class Pulls:
         That try is no longer charged: attempts counts failed tries once a task has ended.
         """
         by_id, stamp = {lease.job_id: lease for lease in leases}, self._stamp()
+        kinds = {lease.job_id: (lease.version, lease.biz_type) for lease in by_id.values()}
 
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, AckOutcome]:
             ended, statements = server.instant(stamp), []
-            for (table, version, biz_type), part in _alike(ids, by_id).items():
+            for (table, (version, biz_type)), part in sql.alike(ids, kinds).items():
                 name, where = self._shards.names[table], f"job_id IN ({sql.numbers(part)})"
                 nonces = ",".join(sql.literal(by_id[job_id].nonce) for job_id in part)  # no two draw the same
                 lives = f"pull_nonce IN ({nonces}) AND next_time>{server.from_now(0)}"
@@ -225,9 +216,7 @@ class Pulls:
                 f"CASE WHEN {most}<{wanted} THEN {most} ELSE {wanted} END) WHERE {_lives(server, lease)}"
             )
 
-        return self._update_each(
-            by_id, update, lambda row, lives: row.next_time if lives and row is not None else None
-        )
+        return self._update_each(by_id, update, lambda row, lives: row.next_time if lives and row else None)
 
     def end(self, items: Iterable[PullEnd]) -> Answers[bool]:
         """End tasks whose last ttr has ended, or which have expired, if their rows are as they were read.
@@ -255,11 +244,9 @@ class Pulls:
     # --- shared
 
     def _update_each(
-        self,
-        job_ids: Iterable[int],
-        update: Callable[[DatabaseServer, str, int], Statement],
+        self, job_ids: Iterable[int], update: Callable[[DatabaseServer, str, int], Statement],
         result: Callable[[PullRow | None, bool], T],
-    ) -> Answers[T]:
+    ) -> Answers[T]:  # fmt: skip
         """Change tasks by an UPDATE of each, given its server, table and job_id.
 
         Returns what ``result`` makes of the row as it is then, and of whether the UPDATE matched it: not if
@@ -269,12 +256,9 @@ class Pulls:
         def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, T]:
             wanted = [(self._shards.names[table], job_id) for table, part in ids.items() for job_id in part]
             updates = [update(server, name, job_id) for name, job_id in wanted]
-            results = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
-            rows = _rows(results[len(updates) :])
-            return {
-                job_id: result(rows.get(job_id), done.matched == 1)
-                for (_, job_id), done in zip(wanted, results, strict=False)
-            }
+            done = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
+            rows = _rows(done[len(updates) :])
+            return {one: result(rows.get(one), done[n].matched == 1) for n, (_, one) in enumerate(wanted)}
 
         return self._shards.each(self._shards.group(job_ids), send, locks=True).joined()
 
@@ -297,11 +281,8 @@ def _columns(server: DatabaseServer) -> str:
         "biz_key": "CASE WHEN biz_key IS NULL THEN '-' ELSE HEX(biz_key) END",
         "dedup_key": "CASE WHEN dedup_key IS NULL THEN '-' ELSE HEX(dedup_key) END",
     }
-    parts = [
-        instead.get(name) or (sql.column(server, name) if name in _INSTANTS else name)
-        for name in PullRow._fields
-    ]
-    return server.joined(parts)
+    instead |= {name: sql.column(server, name) for name in ("action_time", "next_time")}
+    return server.joined([instead.get(name, name) for name in PullRow._fields])
 
 
 _SQLITE_NOW = "CAST(ROUND((julianday('now')-2440587.5)*86400000) AS INTEGER)"
@@ -316,8 +297,7 @@ def _rows(results: Iterable[Result]) -> dict[int, PullRow]:
     with sql.understood():
         for result in results:
             for (text,) in result.rows:
-                parts = text.split(",", _PARTS - 1)
-                *numbers, nonce, biz_key, dedup_key, attribute = parts
+                *numbers, nonce, biz_key, dedup_key, attribute = text.split(",", _PARTS - 1)
                 keys = _key(biz_key), _key(dedup_key)
                 row = PullRow._make([*map(int, numbers), bytes.fromhex(nonce), *keys, attribute])
                 rows[row.job_id] = row
@@ -341,18 +321,6 @@ def _acked(state: Sequence[int] | None, lease: PullLease) -> AckOutcome:
     if not attempts:
         return AckOutcome.NOT_HANDED_OUT
     return AckOutcome.ACKED if living else AckOutcome.LATE
-
-
-def _alike(
-    ids: Mapping[int, Sequence[int]], leases: Mapping[int, PullLease]
-) -> dict[tuple[int, int, int], list[int]]:
-    """Group tasks by their table, and the version and biz_type that their leases name."""
-    groups: dict[tuple[int, int, int], list[int]] = {}
-    for table, part in ids.items():
-        for job_id in part:
-            lease = leases[job_id]
-            groups.setdefault((table, lease.version, lease.biz_type), []).append(job_id)
-    return groups
 
 
 def _lives(server: DatabaseServer, lease: PullLease) -> str:

@@ -70,11 +70,7 @@ class Requests:
                     health.mark_away(exc)
                 continue
             found = answered(results[1::2])
-            for request, _ in wanted:
-                try:
-                    _check_payload(request, found)
-                except RequestReused as exc:
-                    refused[request] = exc
+            refused |= {one: reused for one, _ in wanted if (reused := _reused(one, found)) is not None}
         return refused
 
     def answer(self, request: Request, biz: BizId) -> Put | None:
@@ -120,7 +116,8 @@ def answer_of(request: Request | None, found: Answered) -> Put | None:
     """Return the answer that a request got before, None without one. Raises RequestReused."""
     if request is None or request.key not in found:
         return None
-    _check_payload(request, found)
+    if (reused := _reused(request, found)) is not None:
+        raise reused
     answer = found[request.key][1]
     if answer is None:
         return None
@@ -129,19 +126,18 @@ def answer_of(request: Request | None, found: Answered) -> Put | None:
         return Put(int(first["job_id"]), PutOutcome(first["outcome"]))
 
 
-def _check_payload(request: Request, found: Answered) -> None:
-    """Raise RequestReused if the request's name is bound to something else."""
+def _reused(request: Request, found: Answered) -> RequestReused | None:
+    """Return the error if the request's name is bound to something else."""
     if request.key in found and found[request.key][0] != request.payload:
-        raise RequestReused("another request used this name within the last day")
+        return RequestReused("another request used this name within the last day")
+    return None
 
 
 def insert(server: DatabaseServer, name: str, answers: Iterable[tuple[Request, Put]], now: int) -> Statement:
     """Return the INSERT of requests with their answers."""
-    values, params = [], []
-    for request, put in answers:
-        values.append(f"({_values(server, request, now)})")
-        params.append(_answer(put))
-    return Statement(f"INSERT INTO {name} {_COLUMNS} VALUES {','.join(values)}", params)
+    answers = list(answers)
+    values = ",".join(f"({_values(server, request, now)})" for request, _ in answers)
+    return Statement(f"INSERT INTO {name} {_COLUMNS} VALUES {values}", [_answer(put) for _, put in answers])
 
 
 def insert_if(

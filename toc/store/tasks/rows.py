@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from toc.model.task import TaskRow
 from toc.store.servers.server import DatabaseServer, Param, Result, Statement, Transient
+
+K = TypeVar("K")
 
 _INSTANTS = frozenset({"action_time", "next_time", "gmt_create", "gmt_modified"})
 NO_INSTANT = -(10**15)
@@ -70,9 +72,8 @@ class understood:  # noqa: N801 - reads like a function
 
     def __exit__(self, _kind: object, exc: BaseException | None, _traceback: object) -> None:
         if isinstance(exc, (ValueError, LookupError, TypeError, AttributeError)):
-            raise Transient(
-                f"an answer of the task table cannot be parsed ({type(exc).__name__}); try again"
-            ) from exc
+            what = f"an answer of the task table cannot be parsed ({type(exc).__name__})"
+            raise Transient(f"{what}; try again") from exc
 
 
 def literal(value: bytes) -> str:
@@ -111,6 +112,15 @@ def unions(server: DatabaseServer, selects: Sequence[str]) -> list[Statement]:
     ]
 
 
+def alike(ids: Mapping[int, Sequence[int]], of: Mapping[int, K]) -> dict[tuple[int, K], list[int]]:
+    """Group job_ids, given by table, by that and by what ``of`` has for them."""
+    groups: dict[tuple[int, K], list[int]] = {}
+    for table, part in ids.items():
+        for job_id in part:
+            groups.setdefault((table, of[job_id]), []).append(job_id)
+    return groups
+
+
 def read(server: DatabaseServer, selects: Sequence[str], *, outwait: bool = True) -> list[Any]:
     """Return the rows of all selects."""
     results = server.run(unions(server, selects), outwait=outwait)
@@ -121,23 +131,16 @@ def select_by_id(
     server: DatabaseServer, what: str, names: Sequence[str], ids: Mapping[int, Sequence[int]]
 ) -> list[Statement]:
     """Return selects of ``what`` for the rows of these job_ids, given by table."""
-    return unions(
-        server,
-        [
-            f"SELECT {what} FROM {names[table]} WHERE job_id IN ({numbers(part)})"
-            for table, part in ids.items()
-        ],
-    )
+    selects = [
+        f"SELECT {what} FROM {names[table]} WHERE job_id IN ({numbers(part)})" for table, part in ids.items()
+    ]
+    return unions(server, selects)
 
 
 def update_by_id(
-    server: DatabaseServer,
-    names: Sequence[str],
-    ids: Mapping[int, Sequence[int]],
-    sets: str,
-    where: str,
+    server: DatabaseServer, names: Sequence[str], ids: Mapping[int, Sequence[int]], sets: str, where: str,
     params: Sequence[Param] = (),
-) -> list[Statement]:
+) -> list[Statement]:  # fmt: skip
     """Return updates of those of the rows of these job_ids, given by table, for which ``where`` holds."""
     return [
         Statement(
@@ -162,9 +165,8 @@ def select_by_dedup(
         part = rows[first : first + KEYS]
         where = " OR ".join([one % (row.biz_id, row.biz_type) for row in part])
         keys = [row.dedup_key.encode() for row in part if row.dedup_key is not None]
-        statements.append(
-            Statement(f"SELECT {what} FROM {server.by_whole_keys(name, where, wait=wait)}", keys)
-        )
+        source = server.by_whole_keys(name, where, wait=wait)
+        statements.append(Statement(f"SELECT {what} FROM {source}", keys))
     return statements
 
 
@@ -212,9 +214,7 @@ def insert_if(server: DatabaseServer, name: str, row: TaskRow, source: Statement
 def delete_oldest(server: DatabaseServer, name: str, key: str, keep: int) -> int:
     """Delete the oldest records of a table with this key column, PURGED_TOGETHER at most, that are older than
     ``keep`` ms by the server's clock: that of this host may be days ahead. Returns how many."""
-    oldest = (
-        f"SELECT {key} FROM {name} WHERE gmt_create<{server.from_now(-keep)} "
-        f"ORDER BY gmt_create LIMIT {PURGED_TOGETHER:d}"
-    )
+    old = f"SELECT {key} FROM {name} WHERE gmt_create<{server.from_now(-keep)}"
+    oldest = f"{old} ORDER BY gmt_create LIMIT {PURGED_TOGETHER:d}"
     delete = f"DELETE FROM {name} WHERE {key} IN (SELECT {key} FROM ({oldest}) AS oldest)"
     return server.run([Statement(delete)])[0].matched

@@ -14,7 +14,7 @@ from toc.model.due import NEAR, OTHERS, Part
 from toc.model.task import TaskStatus
 from toc.model.topic import Topic
 from toc.store.servers.server import DatabaseServer, Statement
-from toc.store.servers.shards import Answers, Parts, Shards, Trouble
+from toc.store.servers.shards import Answers, Shards, Trouble
 from toc.store.tasks import rows as sql
 
 PENDING = TaskStatus.PENDING
@@ -73,17 +73,6 @@ class OverdueRows(NamedTuple):
     failed: Mapping[int, Trouble]
 
 
-class _Asked(NamedTuple):
-    """What to read: rows of this status due in [from_ms, to_ms), at most ``limit`` of a table, for which
-    ``where`` holds."""
-
-    from_ms: int
-    to_ms: int
-    limit: int
-    status: TaskStatus
-    where: str
-
-
 class Scans:
     """Reads pages of many tables in one round trip per server. Thread-safe."""
 
@@ -91,16 +80,9 @@ class Scans:
         self._shards = shards
 
     def scan(
-        self,
-        quiet: Iterable[int],
-        busy: Mapping[int, Position],
-        from_ms: int,
-        to_ms: int,
-        limit: int,
-        *,
-        status: TaskStatus = TaskStatus.PENDING,
-        where: str = "",
-    ) -> Scanned:
+        self, quiet: Iterable[int], busy: Mapping[int, Position], from_ms: int, to_ms: int, limit: int, *,
+        status: TaskStatus = TaskStatus.PENDING, where: str = "",
+    ) -> Scanned:  # fmt: skip
         """Find rows of a status that are due in [from_ms, to_ms).
 
         For ``quiet`` tables it returns only whether there is one, for which the server reads one entry of the
@@ -108,8 +90,32 @@ class Scans:
         these, such as ``of_type`` returns.
         """
         asked: dict[int, Position | None] = {**dict.fromkeys(quiet), **busy}
-        what = _Asked(from_ms, to_ms, limit, status, where)
-        parts = self._read(asked, what)
+
+        def send(
+            server: DatabaseServer, part: Mapping[int, Position | None]
+        ) -> tuple[list[int], list[list[int]]]:
+            """Return the tables without a Position that hold a due row, and the rows of the others: the table
+            that holds each, and its columns."""
+            names, start, end = self._shards.names, server.instant(from_ms), server.instant(to_ms)
+            is_due = f"status={status:d} AND next_time>={start} AND next_time<{end}"
+            # One text per row costs less than several (as in ``tries``).
+            columns = [_column(server, name) for name in DueRow._fields]
+            probes, selects = [], []
+            for table, position in part.items():
+                if position is None:
+                    probes.append(f"SELECT {table:d} FROM {names[table]} WHERE {is_due} LIMIT 1")
+                else:
+                    selects.append(
+                        f"SELECT {server.joined([f'{table:d}', *columns])} FROM {names[table]} "
+                        f"WHERE {_after(server, status, position)} AND next_time<{end}{where}"
+                        f"{self._at_home(table)} ORDER BY next_time,job_id LIMIT {limit:d}"
+                    )
+            asks = sql.unions(server, probes)
+            results = server.run([*asks, *sql.unions(server, selects)], outwait=False)
+            due = [row[0] for result in results[: len(asks)] for row in result.rows if row[0] in part]
+            return due, sql.number_rows(results[len(asks) :], 1 + len(columns))
+
+        parts = self._shards.each(self._shards.group_tables(asked), send)
         pages: dict[int, list[DueRow]] = {table: [] for table in busy if table not in parts.failed}
         for _, rows in parts.results:
             for table, *values in rows:
@@ -118,41 +124,6 @@ class Scans:
         for page in pages.values():
             page.sort(key=attrgetter("position"))  # a union need not keep the order of its parts
         return Scanned([table for some, _ in parts.results for table in some], pages, parts.failed)
-
-    def _read(
-        self, asked: Mapping[int, Position | None], what: _Asked
-    ) -> Parts[tuple[list[int], list[list[int]]]]:
-        """Return, for each server, the tables without a Position that hold a due row, and the rows of the
-        others: the table that holds each, and its columns."""
-
-        def send(
-            server: DatabaseServer, part: Mapping[int, Position | None]
-        ) -> tuple[list[int], list[list[int]]]:
-            names, start, end = self._shards.names, server.instant(what.from_ms), server.instant(what.to_ms)
-            is_due = f"status={what.status:d} AND next_time>={start} AND next_time<{end}"
-            probes = sql.unions(
-                server,
-                [
-                    f"SELECT {table:d} FROM {names[table]} WHERE {is_due} LIMIT 1"
-                    for table, position in part.items()
-                    if position is None
-                ],
-            )
-            # One text per row costs less than several (``try_text``).
-            columns = [_column(server, name) for name in DueRow._fields]
-            selects = [
-                f"SELECT {server.joined([f'{table:d}', *columns])} FROM {names[table]} "
-                f"WHERE {_after(server, what.status, position)} AND next_time<{end}{what.where}"
-                f"{self._at_home(table)} "
-                f"ORDER BY next_time,job_id LIMIT {what.limit:d}"
-                for table, position in part.items()
-                if position is not None
-            ]
-            results = server.run([*probes, *sql.unions(server, selects)], outwait=False)
-            due = [row[0] for result in results[: len(probes)] for row in result.rows if row[0] in part]
-            return due, sql.number_rows(results[len(probes) :], 1 + len(columns))
-
-        return self._shards.each(self._shards.group_tables(asked), send)
 
     def page(
         self, starts: Mapping[int, Position], to_ms: int, limit: int, *, where: str = ""
@@ -283,9 +254,8 @@ class DueCounts:
                 f"WHERE {where} GROUP BY biz_type,span) AS counted"
                 for table, where in ranges.items()
             ]
-            for table, biz_type, number, count in sql.number_rows(
-                server.run(sql.unions(server, counts), outwait=False), 4
-            ):
+            counted = server.run(sql.unions(server, counts), outwait=False)
+            for table, biz_type, number, count in sql.number_rows(counted, 4):
                 pages[table].groups[biz_type, number] = count
             return pages
 
@@ -296,18 +266,15 @@ class DueCounts:
         without an answer."""
 
         def send(server: DatabaseServer, tables: Mapping[int, tuple[str, int]]) -> None:
-            server.run(
-                [
-                    Statement(
-                        f"REPLACE INTO {self._shards.due_names[table]} (number,part,counts,counted_at) "
-                        f"VALUES ({table:d},'{part.name}',%s,{server.from_now(-ago)})",
-                        [text],
-                    )
-                    for table, (text, ago) in tables.items()
-                ],
-                transaction=True,
-                outwait=False,
-            )
+            writes = [
+                Statement(
+                    f"REPLACE INTO {self._shards.due_names[table]} (number,part,counts,counted_at) "
+                    f"VALUES ({table:d},'{part.name}',%s,{server.from_now(-ago)})",
+                    [text],
+                )
+                for table, (text, ago) in tables.items()
+            ]
+            server.run(writes, transaction=True, outwait=False)
 
         return self._shards.each(self._shards.group_tables(counts), send).failed
 
@@ -319,10 +286,9 @@ class DueCounts:
             names: dict[str, list[int]] = {}
             for table in asked:
                 names.setdefault(self._shards.due_names[table], []).append(table)
+            what = f"SELECT number,part,{since},counts FROM"
             selects = [
-                Statement(
-                    f"SELECT number,part,{since},counts FROM {name} WHERE number IN ({sql.numbers(own)})"
-                )
+                Statement(f"{what} {name} WHERE number IN ({sql.numbers(own)})")
                 for name, own in names.items()
             ]
             found: dict[int, list[StoredCount]] = {table: [] for table in asked}

@@ -128,7 +128,7 @@ class Selections:
             f"AND job_id>{after[1] if after else 0:d} ORDER BY job_id LIMIT {limit + 1:d}"
         )
         parts = self._shards.each({server: {table: None}}, lambda server, _: server.run([Statement(select)]))
-        rows = [row for part in parts.whole() for row in sql.task_rows(part)]
+        rows = sql.task_rows(parts.rows())
         more = len(rows) > limit
         return Page(rows[:limit], (0, rows[limit - 1].job_id) if more else None)
 
@@ -139,8 +139,8 @@ class Selections:
             what = sql.columns(server)
             return sql.task_rows(server.run(sql.select_by_id(server, what, self._shards.names, ids)))
 
-        found = self._shards.each(self._shards.group(job_ids), read).whole()
-        return sorted((row for part in found for row in part), key=lambda row: (row.next_time, row.job_id))
+        found = self._shards.each(self._shards.group(job_ids), read).rows()
+        return sorted(found, key=lambda row: (row.next_time, row.job_id))
 
     def count(self, wanted: Selection) -> int:
         """Return how many rows are selected. Reads all rows of the status and the times."""
@@ -148,7 +148,7 @@ class Selections:
         def read(server: DatabaseServer, part: Mapping[int, None]) -> int:
             where, names = _where(server, wanted), self._shards.names
             selects = [f"SELECT COUNT(*) FROM {names[table]} WHERE {where}" for table in part]
-            return sum(row[0] for result in server.run(sql.unions(server, selects)) for row in result.rows)
+            return sum(count for (count,) in sql.read(server, selects))
 
         tables = self._shards.group_tables(dict.fromkeys(self._tables(wanted)))
         return sum(self._shards.each(tables, read).whole())
@@ -176,7 +176,7 @@ class Selections:
         first, last, sign = _first(wanted)[0], -_last(wanted)[0], -1 if back else 1
 
         def read(server: DatabaseServer, part: Mapping[int, None]) -> dict[int, list[tuple[int, int, int]]]:
-            hit = " AND ".join(_conditions(server, wanted)) or "1=1"
+            matches = " AND ".join(_conditions(server, wanted)) or "1=1"
             selects = []
             for table in part:
                 at, job_id = server.instant(abs(cursors[table][0])), abs(cursors[table][1])
@@ -188,14 +188,13 @@ class Selections:
                     after, order = f"next_time>{at} OR job_id>{job_id:d}", "next_time,job_id"
                 selects.append(
                     f"SELECT {table:d} AS tab,{server.milliseconds('next_time')} AS moment,job_id,"
-                    f"CASE WHEN {hit} THEN 1 ELSE 0 END AS hit FROM {self._shards.names[table]} "
+                    f"CASE WHEN {matches} THEN 1 ELSE 0 END AS hit FROM {self._shards.names[table]} "
                     f"WHERE status={wanted.status:d} AND {range_} AND ({after}) "
                     f"ORDER BY {order} LIMIT {limit:d}"
                 )
             pages: dict[int, list[tuple[int, int, int]]] = {table: [] for table in part}
-            for result in server.run(sql.unions(server, selects)):
-                for row in result.rows:
-                    pages[row[0]].append((sign * row[1], sign * row[2], row[3]))
+            for table, moment, job_id, hit in sql.read(server, selects):
+                pages[table].append((sign * moment, sign * job_id, hit))
             for page in pages.values():
                 page.sort()
             return pages
@@ -223,8 +222,7 @@ def _where(server: DatabaseServer, wanted: Selection) -> str:
     # only pages of a biz_id have no status
     conditions = [] if wanted.status is None else [f"status={wanted.status:d}"]
     conditions.append(f"next_time<{server.instant(before)}")
-    if wanted.since is not None:
-        conditions.append(f"next_time>={server.instant(wanted.since)}")
+    conditions += [] if wanted.since is None else [f"next_time>={server.instant(wanted.since)}"]
     return " AND ".join([*conditions, *_conditions(server, wanted)])
 
 

@@ -15,10 +15,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 
 from toc.loop import Loop
-from toc.model.body import Body, Content
 from toc.model.errors import UnreadableTask
 from toc.model.raised import raised
-from toc.model.task import TaskStatus
+from toc.model.task import Body, Content, TaskStatus
 from toc.observe.log import get_logger
 from toc.store.servers.shards import Trouble
 from toc.store.tasks.bodies import BODY_BYTES

@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from toc.model.body import Body
 from toc.model.errors import UnreadableTask
 from toc.model.lateness import LATE_MS
 from toc.model.raised import Raised, raised
-from toc.model.task import Task
+from toc.model.task import Body, Task
 from toc.model.topic import Delivery
 from toc.model.verdict import has_expired
 from toc.observe.log import Stack, get_logger
