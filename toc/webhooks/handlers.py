@@ -60,6 +60,8 @@ MAX_REQUESTS = 20_000
 """Requests in flight in one process, however many descriptors it may have."""
 FEW = 4
 """Requests in flight that a target may have in one process while any place is free."""
+MAX_HELD = 128 << 20
+"""Bytes of bodies of tasks that are sent, or wait for a place in memory, in one process."""
 PAUSED_BY = "webhook"
 NOTHING: Mapping[str, str] = {}
 
@@ -121,6 +123,8 @@ class Webhooks:
         self._in_flight: Counter[str] = Counter()
         """Requests in flight by target, and those to tasks' own URLs together: each may have as many as it
         leaves free of three quarters, and FEW in any case: several that hang do not hold up others."""
+        self._held: Counter[str] = Counter()
+        """Bytes of bodies in memory, in the same way: each may have as many as it leaves free."""
         self._sender = Sender(allow, lookup, self._most // 2)
         self._own_sender = Sender(allow, lookup, self._most // 2)
         """For tasks' own URLs: looking up names that are not found occupies its own threads, not those of
@@ -156,6 +160,18 @@ class Webhooks:
             self._updates_gauges = True
             self._update_gauges()
         bound = self._bound(task)
+        size = task.body_length or 0
+        if size > MAX_HELD - self._held.total() - self._held[bound.label]:
+            self._postpone(bound.label, "concurrency", self._retry_in(bound.label, "concurrency"))
+        self._held[bound.label] += size
+        try:
+            return await self._deliver(task, bound)
+        finally:
+            self._held[bound.label] -= size
+            if not self._held[bound.label]:
+                del self._held[bound.label]
+
+    async def _deliver(self, task: Task, bound: Bound) -> Delivered:
         capacity = self._limiter.of(bound.name, *bound.limits)
         max_runtime = self._catalog.known()[task.topic].max_runtime
         try:

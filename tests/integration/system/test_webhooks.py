@@ -24,6 +24,7 @@ from harness.receiver import Got, Receive, Receiver, Reply, bomb
 from harness.system import System
 
 from toc import TaskStatus, TimeoutCenter
+from toc.model.body import Body, Content
 from toc.model.raised import MAX_ERROR_CHARS, Delivered, Postponed
 from toc.model.target import ATTRIBUTE
 from toc.model.task import Task
@@ -362,6 +363,17 @@ def test_the_id_is_the_same_over_tries_and_redrives_but_not_over_reschedules(
     assert [got.message_id for got in receiver.got] == [f"{job_id}_1"] * 3
 
 
+async def under_way(webhooks: Webhooks, places: int, *tasks: Task) -> list[asyncio.Task[Delivered]]:
+    """Those that are on their way, as many as there are places, once all others are put off."""
+    given = [asyncio.create_task(webhooks.deliver(task)) for task in tasks]
+    async with asyncio.timeout(PATIENCE):
+        while len(found := [one for one in given if not one.done()]) > places:
+            await asyncio.wait(found, return_when=asyncio.FIRST_COMPLETED)
+    assert all(isinstance(one.exception(), Postponed) for one in given if one.done())
+    assert len(found) == places
+    return found
+
+
 def test_requests_that_hang_leave_descriptors_and_places_for_others(
     hook: Hook, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,22 +386,16 @@ def test_requests_that_hang_leave_descriptors_and_places_for_others(
     targets.create("shop", well.url())
     webhooks = sending(hooked.center)
 
-    async def outcomes(places: int, *tasks: Task) -> list[asyncio.Task[Delivered]]:
-        """Those that are on their way, as many as there are places, once all others are put off."""
-        given = [asyncio.create_task(webhooks.deliver(task)) for task in tasks]
-        async with asyncio.timeout(PATIENCE):
-            while len(under_way := [one for one in given if not one.done()]) > places:
-                await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
-        assert all(isinstance(one.exception(), Postponed) for one in given if one.done())
-        assert len(under_way) == places
-        return under_way
-
     async def whole() -> None:
         # Of three quarters as many as are left free, to however many origins or to one target; then a few.
-        own = await outcomes(15, *(routed(n, url=one.url()) for n, one in enumerate(hanging[3:] * 20)))
+        own = await under_way(
+            webhooks, 15, *(routed(n, url=one.url()) for n, one in enumerate(hanging[3:] * 20))
+        )
         mine = []
         for n, places in enumerate((8, 4, 4)):
-            mine += await outcomes(places, *(routed(100 * n + m, target=f"hangs{n}") for m in range(30)))
+            mine += await under_way(
+                webhooks, places, *(routed(100 * n + m, target=f"hangs{n}") for m in range(30))
+            )
         async with asyncio.timeout(PATIENCE):
             while sum(one.connections for one in hanging) < 31:
                 await asyncio.sleep(0.01)
@@ -401,3 +407,32 @@ def test_requests_that_hang_leave_descriptors_and_places_for_others(
 
     asyncio.run(whole())
     assert sum(one.connections for one in hanging) == 31
+
+
+def test_bodies_for_what_hangs_leave_memory_for_others(
+    hook: Hook, receive: Receive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toc.webhooks.handlers.MAX_HELD", 100)
+    hanging, well = [receive(Reply(hang=True)) for _ in range(2)], receive()
+    hooked = hook(*hanging, well)
+    for name, one in {"hangs0": hanging[0], "hangs1": hanging[1], "shop": well}.items():
+        hooked.center.targets.create(name, one.url(), timeout=60.0)
+    webhooks = sending(hooked.center)
+
+    def large(job_id: int, target: str) -> Task:
+        body = Body(10, Content("text/plain", b"0123456789"))
+        return routed(job_id, target=target)._replace(stored_body=body)
+
+    async def whole() -> None:
+        given = await under_way(webhooks, 5, *(large(n, "hangs0") for n in range(20)))
+        given += await under_way(webhooks, 3, *(large(n, "hangs1") for n in range(100, 120)))
+        for n in range(200, 210):
+            await webhooks.deliver(large(n, "shop"))
+        for one in given:
+            one.cancel()
+        await asyncio.wait(given)
+        await webhooks.deliver(large(210, "shop"))
+        await close(webhooks)
+
+    asyncio.run(whole())
+    assert len(well.got) == 11

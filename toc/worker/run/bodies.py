@@ -134,7 +134,7 @@ class BodyReader:
     def _fetched(self, request: _Request) -> Fetched:
         """Sort the entries of a request, whose later answers do not count any more."""
         request.over = True
-        found = dict(request.found)
+        found, request.found = request.found, {}  # what ends the waiting is kept for as long as it may last
         ready: list[Entry] = []
         bodies: dict[int, Body] = {}
         gone: list[Entry] = []
