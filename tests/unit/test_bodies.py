@@ -6,7 +6,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from toc.model.body import Content
+from toc.model.task import Content
 from toc.worker.entry import State
 from toc.worker.run.bodies import BodyReader, Fetched
 

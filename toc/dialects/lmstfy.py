@@ -40,7 +40,10 @@ MAX_HOLD_SECONDS = 600.0
 """Longest wait of a consumer."""
 PAGE = 500
 
-RATED = {Call.PUBLISH: "produce", Call.BULK: "produce", Call.CONSUME: "consume"}
+RATED = {
+    **dict.fromkeys((Call.PUBLISH, Call.BULK, Call.REPUBLISH), "produce"),
+    Call.CONSUME: "consume",
+}
 """The calls that count against a token's rate, and the word for each of them in a refusal."""
 
 

@@ -195,11 +195,12 @@ def test_tokens_are_checked_as_by_the_original(gateway: Gateway, client: Client)
     golden(asked("/api/ns/q1/peek", f"X-Token: {only_q1}\r\n"), 404, '{"error":"the queue is empty"}')
     assert client.call("DELETE", "/api/ns/q1", token=only_q1).status == 401
     slow = gateway.make_token("slow", "produce", topics=("lmstfy.ns.*",), rate=0.001)
-    golden(
-        client.call("PUT", "/api/ns/rated", b"x", token=slow),
-        429,
-        '{"msg":"token(slow) produce reach the limit rate, please retry later"}',
-    )
+    for path in ("/api/ns/rated", "/api/ns/rated/bulk", "/api/ns/rated/job/another"):
+        golden(
+            client.call("PUT", path, b"[1]", token=slow),
+            429,
+            '{"msg":"token(slow) produce reach the limit rate, please retry later"}',
+        )
     assert client.token not in gateway.told()
 
 

@@ -24,10 +24,9 @@ from harness.receiver import Got, Receive, Receiver, Reply, bomb
 from harness.system import System
 
 from toc import TaskStatus, TimeoutCenter
-from toc.model.body import Body, Content
 from toc.model.raised import MAX_ERROR_CHARS, Delivered, Postponed
 from toc.model.target import ATTRIBUTE
-from toc.model.task import Task
+from toc.model.task import Body, Content, Task
 from toc.operate import admin
 from toc.operate.bulk import redrive
 from toc.store.records.targets import new_key
