@@ -2,8 +2,8 @@
 
 It uses no proxies of the environment, no cookies and no redirects, and decompresses nothing. One time-out
 covers everything, from the look-up of the name to the last byte that is read. Interim answers and extensions
-of chunks count among the bytes that an answer may have (``connect``). aiohttp takes no answer whose head is
-longer than 128 headers of 8,190 bytes, or that comes together with bytes that do not belong to it.
+of chunks count among the bytes that an answer may have (``connect``). aiohttp takes no answer that comes
+together with bytes that do not belong to it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from toc.model.target import Allow, check_url, literal
 from toc.webhooks.answers import NO_RETRY, Response, excerpt, retry_after
 from toc.webhooks.connect import (
     ALL_BYTES,
+    HEAD_BYTES,
     AddressRefused,
     Lookup,
     Resolver,
@@ -134,6 +135,10 @@ class Sender:
                 auto_decompress=False,
                 trust_env=False,
                 skip_auto_headers=_OURS,
+                # aiohttp's own limits would take an answer that ``connect`` lets through for none.
+                max_line_size=HEAD_BYTES,
+                max_field_size=HEAD_BYTES,
+                max_headers=HEAD_BYTES,
                 trace_configs=[_tracing()],
             )
         return session
