@@ -16,10 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.local import ZooKeeper
-from toc.coordination.address import Address
 from toc.coordination.assignment import Member
-from toc.coordination.session import Session
-from toc.coordination.znodes import DIRECTORIES, Paths, encode, member_data, owners_of
+from toc.coordination.session import DIRECTORIES, Address, Session
+from toc.coordination.znodes import encode, member_data, owners_of, root_of
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.model.topic import Slot
 from toc.observe.log import configure
@@ -60,25 +59,21 @@ class Daemon:
 class Crowd:
     """The other hosts: their nodes, and a session that claims what is theirs."""
 
-    def __init__(self, address: Address, paths: Paths, hosts: int) -> None:
-        self.session = Session(address, lambda: None, session_timeout=30)
+    def __init__(self, address: Address, hosts: int) -> None:
+        self.session = Session(address, root_of(address.chroot, "scale"), lambda: None, session_timeout=30)
         self.session.start()
-        self.session.make_directories(map(paths.directory, DIRECTORIES))
-        self.paths = paths
+        self.session.make_directories()
         self.held: set[Slot] = set()
         names = [f"other{host:04}" for host in range(hosts)]
         members = [
             Member(f"{host}-{number:02}-00000000", host) for host in names for number in range(PROCESSES)
         ]
         self.workers = {member.worker_id for member in members}
-        self.session.create(
-            ((paths.node("workers", member.worker_id), member_data(member)) for member in members),
-            ephemeral=True,
-        )
+        self.session.create("workers", {member.worker_id: member_data(member) for member in members})
 
     def follow(self) -> int:
         """Release and claim as the assignment says. Returns how many claims changed."""
-        nodes = self.session.nodes(self.paths.directory("assignment"))
+        nodes = self.session.nodes("assignment")
         mine = {
             Slot(topic, number): owner
             for topic, node in nodes.items()
@@ -86,14 +81,10 @@ class Crowd:
             if owner in self.workers
         }
         gone, new = self.held - mine.keys(), sorted(mine.keys() - self.held)
-        self.session.delete(self.paths.node("slots", slot) for slot in gone)
-        made = self.session.create(
-            ((self.paths.node("slots", slot), encode(worker_id=mine[slot], since=0)) for slot in new),
-            ephemeral=True,
-        )
-        self.held -= gone
-        self.held.update(slot for slot, done in zip(new, made, strict=True) if done)
-        return len(gone) + sum(made)
+        self.session.delete("slots", gone)
+        made = self.session.create("slots", {slot: encode(worker_id=mine[slot], since=0) for slot in new})
+        self.held = self.held - gone | made
+        return len(gone) + len(made)
 
 
 def main(hosts: int = 1000, slots: int = 100_000) -> int:
@@ -112,15 +103,14 @@ def main(hosts: int = 1000, slots: int = 100_000) -> int:
 
 def _measure(server: ZooKeeper, hosts: int, topics: dict[str, int]) -> None:
     address = Address.parse(server.url)
-    paths = Paths.of(address.chroot, "scale")
     began = time.monotonic()
-    crowd = Crowd(address, paths, hosts - 2)
+    crowd = Crowd(address, hosts - 2)
     say(f"{len(crowd.workers):,} members are written", f"{time.monotonic() - began:.1f} s")
 
     leader = Daemon(server.url, "leader", topics)
     took = until(leader, lambda: any(leader.coordinator.desired().values()))
     say("the first assignment: longest step of the leader, processor", f"{took:.2f} s")
-    nodes = crowd.session.nodes(paths.directory("assignment"))
+    nodes = crowd.session.nodes("assignment")
     say("largest node of the assignment", f"{max(len(node.data) for node in nodes.values()) / 1e3:.0f} KB")
     began = time.monotonic()
     claims = crowd.follow()
@@ -137,7 +127,7 @@ def _measure(server: ZooKeeper, hosts: int, topics: dict[str, int]) -> None:
     took = until(leader, both)
     say("a host comes: longest step of the leader, processor", f"{took:.2f} s")
     say("a host comes: writes", f"{writes.since():,}")
-    longest = max(len("".join(crowd.session.children(paths.directory(name)))) for name in DIRECTORIES)
+    longest = max(len("".join(crowd.session.children(name))) for name in DIRECTORIES)
     say("longest listing of a directory", f"{longest / 1e6:.1f} MB")
 
     began = time.monotonic()
@@ -155,7 +145,7 @@ def _measure(server: ZooKeeper, hosts: int, topics: dict[str, int]) -> None:
     gone = {worker.worker_id for worker in other.workers}
 
     def without_it() -> bool:
-        nodes = crowd.session.nodes(paths.directory("assignment"))
+        nodes = crowd.session.nodes("assignment")
         owners = {owner for topic, node in nodes.items() for owner in owners_of(topic, node.data)}
         return gone.isdisjoint(owners) and not crowd.follow() and leader.settled()
 

@@ -123,7 +123,7 @@ def _shown(value: object) -> str:
 def _errors() -> Iterator[str]:
     def answer(kind: type[Any]) -> list[str]:
         problem = next((KIND_OF[cls] for cls in kind.__mro__ if cls in KIND_OF), None)
-        return [str(getattr(kind, "exit_code", "")), *([str(problem[0].status)] if problem else [])]
+        return [str(getattr(kind, "exit_code", "")), *([str(problem.status)] if problem else [])]
 
     def tree(kind: type[Any], depth: int) -> Iterator[str]:
         own = answer(kind)

@@ -9,7 +9,6 @@ from harness import secured
 
 from benchmarks.local import ZooKeeper
 from toc.coordination.assignment import PROTOCOL
-from toc.coordination.znodes import Paths
 from toc.operate import doctor
 
 
@@ -18,7 +17,7 @@ def test_a_member_that_announces_a_lower_protocol_is_named_until_it_is_gone(
 ) -> None:
     system = build(hosts=True)
     system.start("new-host", processes=1)
-    workers = Paths.of("", zookeeper_root).directory("workers")
+    workers = f"/toc/{zookeeper_root}/workers"
     onlooker = secured.zookeeper_client(zookeeper)
     onlooker.start()
 

@@ -217,8 +217,9 @@ def test_nodes_and_rows_that_another_program_has_written_are_named_and_stop_noth
         nodes += ["drain/host-q", "pin/test.sync_9", "dead/host-q-0-1", "slots/test.nobody_1"]
     with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:
         for node in (*nodes, "assignment/test.batch"):
+            operator._session.make_directories()
             directory, name = node.split("/")
-            operator._write(directory, name, damage)
+            operator._session.replace(directory, name, damage)
     topics = center.store.topics
     topics.create(Topic("test.odd", 78, 2))
     topics._server.run([Statement(f"UPDATE {topics._table} SET retries=99 WHERE name='test.odd'")])

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from harness.programs import need
 
-from toc.webhooks.signature import signature
+from toc.webhooks.request import signature
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "webhooks"
 KEYS = [bytes(range(24)), bytes(range(100, 132))]

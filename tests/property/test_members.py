@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toc.coordination import members
+from toc.coordination import rows
 from toc.coordination.assignment import Member
-from toc.coordination.members import Daemon, Ledger, assign_rows
+from toc.coordination.rows import Daemon, Ledger, assign_rows
 from toc.model.member import MemberRow
 from toc.model.topic import Slot
 
@@ -230,7 +230,7 @@ def _granted_unread(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sure_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(members, "MARGIN", -10)
+    patch.setattr(rows, "MARGIN", -10)
 
 
 def _buried_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -9,20 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.coordination.address import Address
+from toc.coordination import znodes
 from toc.coordination.assignment import Member
-from toc.coordination.znodes import (
-    Paths,
-    assignment_data,
-    decode,
-    first_candidate,
-    host_of,
-    instant,
-    member_data,
-    member_of,
-    owners_of,
-    slot_of,
-)
+from toc.coordination.session import Address
 from toc.model.errors import ConfigError, InvalidInput
 from toc.model.topic import Slot
 
@@ -33,7 +22,7 @@ def test_the_assignment_of_the_largest_topic_is_far_from_the_limit_of_a_node() -
     owners: list[str | None] = [
         f"a-host-with-a-long-name-{number % 400}:12345:abcdef" for number in range(1024)
     ]
-    assert len(assignment_data(owners, "h", 0)) < MAX_NODE / 20
+    assert len(znodes.assignment_data(owners, "h", 0)) < MAX_NODE / 20
 
 
 @given(
@@ -43,15 +32,16 @@ def test_the_assignment_of_the_largest_topic_is_far_from_the_limit_of_a_node() -
     )
 )
 def test_what_somebody_else_wrote_breaks_nothing(data: bytes) -> None:
-    assert decode("t", data) is not None
-    assert set(owners_of("t", data)) <= {None}
-    assert member_of("w", data) is None
+    assert znodes.decode("t", data) is not None
+    assert set(znodes.owners_of("t", data)) <= {None}
+    assert znodes.member_of("w", data) is None
 
 
 @pytest.mark.parametrize("weight", ["1", -1, 0, None, float("inf"), float("nan"), True, 1001, 10**400])
 def test_a_member_without_a_sane_weight_is_none(weight: object) -> None:
-    data = member_data(Member("w0", "h")).replace(b'"weight":1', b'"weight":' + json.dumps(weight).encode())
-    assert member_of("w0", data) is None
+    data = znodes.member_data(Member("w0", "h"))
+    data = data.replace(b'"weight":1', b'"weight":' + json.dumps(weight).encode())
+    assert znodes.member_of("w0", data) is None
 
 
 @pytest.mark.parametrize(
@@ -70,34 +60,33 @@ def test_a_member_without_a_sane_weight_is_none(weight: object) -> None:
     ],
 )
 def test_a_slot_is_known_by_its_nodes_name(name: str, slot: Slot | None) -> None:
-    assert slot_of(name) == slot
+    assert znodes.slot_of(name) == slot
     assert slot is None or str(slot) == name
 
 
 @pytest.mark.parametrize("at", [10**17, -1, "now", None, 1e12])
 def test_an_instant_that_cannot_be_shown_is_none(at: object) -> None:
-    assert instant({"at": at}, "at") == 0
-    assert instant({"at": 253_402_300_799_999}, "at") == 253_402_300_799_999
+    assert znodes.instant({"at": at}, "at") == 0
+    assert znodes.instant({"at": 253_402_300_799_999}, "at") == 253_402_300_799_999
 
 
 def test_a_worker_is_named_after_its_host_whatever_dashes_that_has() -> None:
-    assert host_of("web-1-0-6666c6d2.0bab8c1a") == "web-1"
+    assert znodes.host_of("web-1-0-6666c6d2.0bab8c1a") == "web-1"
 
 
 def test_the_candidate_with_the_lowest_number_leads() -> None:
-    assert first_candidate(["aa-0000000010", "ff-0000000009", "0-0000000011"]) == "ff-0000000009"
-    assert first_candidate([]) == ""
+    assert znodes.first_candidate(["aa-0000000010", "ff-0000000009", "0-0000000011"]) == "ff-0000000009"
+    assert znodes.first_candidate([]) == ""
 
 
 def test_paths_stand_under_the_chroot_and_the_cluster() -> None:
-    paths = Paths.of("/apps", "blue")
-    assert paths.node("slots", Slot("order.close", 3)) == "/apps/toc/blue/slots/order.close_3"
+    assert znodes.root_of("/apps", "blue") == "/apps/toc/blue"
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", ".", "a\0b"])
 def test_a_name_that_cannot_be_a_nodes_is_refused(name: str) -> None:
     with pytest.raises(InvalidInput, match="cluster"):
-        Paths.of("", name)
+        znodes.root_of("", name)
 
 
 def test_an_address_is_hosts_and_maybe_a_chroot() -> None:

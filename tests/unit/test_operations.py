@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from toc.cli.operations import made
-from toc.gateway.operations import call_of
+from toc.gateway.calls import call_of
 from toc.model.access import Action as Right
 from toc.operate.operation import REQUIRED, Doing, Param, Record, Value, operation
 from toc.operate.operations import OPERATIONS

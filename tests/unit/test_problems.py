@@ -30,7 +30,7 @@ def test_every_error_has_an_answer() -> None:
 
 
 def test_a_call_whose_packages_are_not_installed_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("toc.webhooks.probe", "cryptography.fernet"):
+    for module in ("toc.webhooks.sender", "cryptography.fernet"):
         monkeypatch.setitem(sys.modules, module, None)  # importing it fails
     calls: list[Callable[[], object]] = [
         lambda: TimeoutCenter(Settings()).targets.test("shop"),

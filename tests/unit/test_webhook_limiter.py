@@ -11,9 +11,7 @@ from structlog.testing import capture_logs
 
 from toc.index.messages import PermitRequest, Permits
 from toc.model.errors import IndexUnavailable
-from toc.webhooks.breaker import FAILURES
-from toc.webhooks.capacity import Capacity, Full
-from toc.webhooks.limiter import Limiter
+from toc.webhooks.limiter import FAILURES, Capacity, Full, Limiter
 
 T = TypeVar("T")
 Answers = Mapping[str, Permits | IndexUnavailable]

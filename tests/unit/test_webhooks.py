@@ -22,17 +22,11 @@ from toc.model.target import Allow, literal
 from toc.model.task import Task, TaskStatus, TryRow
 from toc.model.topic import Topic
 from toc.model.verdict import Check, after_failure, check
-from toc.webhooks.addresses import refusal
 from toc.webhooks.answers import Meaning, Response, excerpt, meaning, retry_after
-from toc.webhooks.breaker import (
-    FAILURES,
-    FIRST_SECONDS,
-    Breaker,
-)
-from toc.webhooks.connect import Resolver
-from toc.webhooks.request import plain
+from toc.webhooks.connect import Resolver, refusal
+from toc.webhooks.limiter import FAILURES, FIRST_SECONDS, Breaker
+from toc.webhooks.request import plain, signature
 from toc.webhooks.sender import Sender, check_headers, reason
-from toc.webhooks.signature import signature
 
 NONE = Allow().address
 SOME = Allow(["10.1.0.0/16", "127.0.0.1"]).address
@@ -41,76 +35,32 @@ SOME = Allow(["10.1.0.0/16", "127.0.0.1"]).address
 # --- addresses
 
 
+JUDGED = {
+    None: "93.184.216.34 1.1.1.1 172.32.0.1 100.128.0.1 2606:4700::1111",
+    "unspecified": "0.0.0.0 0.1.2.3 ::",
+    "private": "10.0.0.1 172.16.0.1 192.168.1.1 fc00::1 fd12:3456::1 fec0::1",
+    "shared": "100.64.0.1",
+    "loopback": "127.0.0.1 127.255.255.254 ::1",
+    "link-local": "169.254.169.254 fe80::1 fe80::1%eth0 fe80::5efe:5db8:d822",
+    "documentation": "192.0.2.1 198.51.100.1 203.0.113.7 2001:db8::1 3fff::1",
+    "benchmarks": "198.18.0.1 2001:2::1",
+    "multicast": "224.0.0.1 239.1.2.3 ff02::1",
+    "reserved": "192.0.0.8 240.0.0.1 255.255.255.255 192.88.99.1 2001:10::1 100::1 5f00::1 4000::1 "
+    # NAT64 for local use, the last one with 10.0.0.1 behind a prefix of 64 bits
+    "64:ff9b:1:a00:0:100:: 64:ff9b:1::a00:1 64:ff9b:1:7f00:0:100:: 64:ff9b:1:808:a:0:108:808",
+}
+EMBEDDED = {  # by NAT64, 6to4, Teredo (its server and, inverted, its client), mapped, translated, compatible
+    None: "64:ff9b::5db8:d822 2002:5db8:d822::1 2001:0:5db8:d822::a247:27dd ::ffff:93.184.216.34",
+    "embeds 10.0.0.1": "64:ff9b::a00:1 2002:a00:1:: 2001:0:5db8:d822::f5ff:fffe 2001:0:a00:1::a247:27dd "
+    "::ffff:10.0.0.1 ::ffff:0:10.0.0.1 ::10.0.0.1 2606:4700::5efe:a00:1",  # the last one by ISATAP
+    "embeds 127.0.0.1": "64:ff9b::7f00:1 2002:7f00:1::1 ::ffff:127.0.0.1 ::127.0.0.1",
+}
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
-    [
-        ("93.184.216.34", None),
-        ("1.1.1.1", None),
-        ("2606:4700::1111", None),
-        ("0.0.0.0", "unspecified"),
-        ("0.1.2.3", "unspecified"),
-        ("10.0.0.1", "private"),
-        ("172.16.0.1", "private"),
-        ("172.32.0.1", None),
-        ("192.168.1.1", "private"),
-        ("100.64.0.1", "shared"),
-        ("100.128.0.1", None),
-        ("127.0.0.1", "loopback"),
-        ("127.255.255.254", "loopback"),
-        ("169.254.169.254", "link-local"),
-        ("192.0.0.8", "reserved"),
-        ("192.0.2.1", "documentation"),
-        ("198.51.100.1", "documentation"),
-        ("203.0.113.7", "documentation"),
-        ("198.18.0.1", "benchmarks"),
-        ("224.0.0.1", "multicast"),
-        ("239.1.2.3", "multicast"),
-        ("240.0.0.1", "reserved"),
-        ("255.255.255.255", "reserved"),
-        ("192.88.99.1", "reserved"),
-        ("::", "unspecified"),
-        ("::1", "loopback"),
-        ("fe80::1", "link-local"),
-        ("fe80::1%eth0", "link-local"),
-        ("fc00::1", "private"),
-        ("fd12:3456::1", "private"),
-        ("fec0::1", "private"),
-        ("ff02::1", "multicast"),
-        ("2001:db8::1", "documentation"),
-        ("3fff::1", "documentation"),
-        ("2001:2::1", "benchmarks"),
-        ("2001:10::1", "reserved"),
-        ("100::1", "reserved"),
-        ("5f00::1", "reserved"),
-        ("4000::1", "reserved"),
-        # NAT64
-        ("64:ff9b::a00:1", "embeds 10.0.0.1"),
-        ("64:ff9b::7f00:1", "embeds 127.0.0.1"),
-        ("64:ff9b::5db8:d822", None),
-        ("64:ff9b:1:a00:0:100::", "reserved"),
-        ("64:ff9b:1::a00:1", "reserved"),
-        ("64:ff9b:1:7f00:0:100::", "reserved"),
-        ("64:ff9b:1:808:a:0:108:808", "reserved"),  # 10.0.0.1 behind a prefix of 64 bits
-        # 6to4
-        ("2002:a00:1::", "embeds 10.0.0.1"),
-        ("2002:7f00:1::1", "embeds 127.0.0.1"),
-        ("2002:5db8:d822::1", None),
-        # Teredo: its server and, inverted, its client
-        ("2001:0:5db8:d822::f5ff:fffe", "embeds 10.0.0.1"),
-        ("2001:0:a00:1::a247:27dd", "embeds 10.0.0.1"),
-        ("2001:0:5db8:d822::a247:27dd", None),
-        # mapped, translated, compatible
-        ("::ffff:10.0.0.1", "embeds 10.0.0.1"),
-        ("::ffff:127.0.0.1", "embeds 127.0.0.1"),
-        ("::ffff:93.184.216.34", None),
-        ("::ffff:0:10.0.0.1", "embeds 10.0.0.1"),
-        ("::10.0.0.1", "embeds 10.0.0.1"),
-        ("::127.0.0.1", "embeds 127.0.0.1"),
-        # ISATAP
-        ("2606:4700::5efe:a00:1", "embeds 10.0.0.1"),
-        ("fe80::5efe:5db8:d822", "link-local"),
-    ],
-)  # fmt: skip
+    [(text, why) for table in (JUDGED, EMBEDDED) for why, texts in table.items() for text in texts.split()],
+)
 def test_an_address_is_judged_by_what_it_is_and_what_it_embeds(text: str, why: str | None) -> None:
     found = refusal(ip_address(text), NONE)
     assert (found is None) if why is None else (found is not None and why in found), found

@@ -223,7 +223,7 @@ def _gateway(settings: Settings) -> SideProcesses | None:
             expires=DEV_TOKEN_SECONDS,
         )
     say(f"its token, for a week: {made.secret}")
-    from toc.dialects.registry import DIALECTS
+    from toc.dialects.process import DIALECTS
 
     return with_dialects(beside, dict.fromkeys(DIALECTS, f"{LOOPBACK}:0"), [], [])
 

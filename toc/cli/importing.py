@@ -15,7 +15,7 @@ from toc.cli.values import load_settings, who
 from toc.model.errors import NotInstalled
 
 if TYPE_CHECKING:
-    from toc.dialects.importing.takeover import Original, Report
+    from toc.dialects.importing import Original, Report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -46,7 +46,7 @@ def youzan(
     Example: toc import youzan --redis redis://10.0.0.7:6379/1 --dry-run
     """
     with _installed():
-        from toc.dialects.importing.youzan import YouzanOriginal
+        from toc.dialects.importing import YouzanOriginal
 
     _import("youzan", redis, YouzanOriginal(buckets=buckets), dry_run=dry_run, as_json=as_json)
 
@@ -60,7 +60,7 @@ def lmstfy(redis: str = REDIS, dry_run: bool = DRY_RUN, as_json: Json = False) -
     Example: toc import lmstfy --redis redis://10.0.0.7:6379
     """
     with _installed():
-        from toc.dialects.importing.lmstfy import LmstfyOriginal
+        from toc.dialects.importing import LmstfyOriginal
 
     _import("lmstfy", redis, LmstfyOriginal(), dry_run=dry_run, as_json=as_json)
 
@@ -74,7 +74,7 @@ def _installed() -> Iterator[None]:
 
 
 def _import(what: str, url: str, original: Original, *, dry_run: bool, as_json: bool) -> None:
-    from toc.dialects.importing.takeover import Importing
+    from toc.dialects.importing import Importing
     from toc.index.foreign import ForeignRedis
     from toc.operate.audit import audited
     from toc.sdk.client import TimeoutCenter

@@ -48,7 +48,7 @@ def worker(
 def check_webhooks() -> None:
     """Raise NotInstalled unless webhooks can be sent from here."""
     try:
-        import toc.webhooks.probe  # noqa: F401 - imports the HTTP client
+        import toc.webhooks.sender  # noqa: F401 - imports the HTTP client
     except ImportError as exc:
         raise NotInstalled("--webhooks needs aiohttp", "webhooks") from exc
 

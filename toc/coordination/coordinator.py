@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 from toc.coordination.assignment import TABLES, Member
 from toc.model.topic import Slot
@@ -138,6 +138,15 @@ class WorkerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Intent:
+    """What an operator wants, since when (ms). ``to``: the target of a pin, the weight of a host."""
+
+    by: str
+    at: int
+    to: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class SlotOwner:
     """The worker that holds a slot, and since when (ms)."""
 
@@ -145,36 +154,36 @@ class SlotOwner:
     since: int
 
 
-def without_owner(assignment: Mapping[str, Collection[str | None]]) -> frozenset[Slot]:
-    """Return the slots that no worker may have."""
-    return frozenset(
-        Slot(topic, number)
-        for topic, owners in assignment.items()
-        if None in owners
-        for number, owner in enumerate(owners)
-        if owner is None
-    )
-
-
 def worker_rows(
     members: Iterable[Member],
     assignment: Mapping[str, Collection[str | None]],
     claims: Mapping[Slot, SlotOwner],
+    weights: Mapping[str, Intent] | None = None,
+    drains: Mapping[str, Intent] | None = None,
+    leading: Collection[str] = (),
 ) -> list[WorkerRow]:
-    """Return one row per worker, without what operators have asked for."""
+    """Return one row per worker. ``weights`` and ``drains`` are by host; ``leading``: whose daemon leads."""
     assigned = Counter((owner, topic == TABLES) for topic, owners in assignment.items() for owner in owners)
     held = Counter((claim.worker_id, slot.topic == TABLES) for slot, claim in claims.items())
-    return [
-        WorkerRow(
-            member,
-            weight=member.weight,
-            assigned=assigned[member.worker_id, False],
-            owned=held[member.worker_id, False],
-            tables_assigned=assigned[member.worker_id, True],
-            tables=held[member.worker_id, True],
+    rows = []
+    for member in members:
+        weight, drain = (weights or {}).get(member.host), (drains or {}).get(member.host)
+        rows.append(
+            WorkerRow(
+                member,
+                weight=weight.to if weight else member.weight,
+                assigned=assigned[member.worker_id, False],
+                owned=held[member.worker_id, False],
+                tables_assigned=assigned[member.worker_id, True],
+                tables=held[member.worker_id, True],
+                leader=member.worker_id in leading,
+                weighed_by=weight.by if weight else None,
+                drained=drain is not None,
+                drained_by=drain.by if drain else None,
+                drained_at=drain.at if drain else None,
+            )
         )
-        for member in members
-    ]
+    return rows
 
 
 def slot_rows(

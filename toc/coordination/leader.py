@@ -11,27 +11,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from itertools import zip_longest
 
-from toc.coordination import intents
+from toc.coordination import znodes
 from toc.coordination.assignment import ONE_SERVER, Member, Owners, Spread, assign
 from toc.coordination.coordinator import DEAD_FOR_MS
-from toc.coordination.session import Session, Watch
-from toc.coordination.znodes import (
-    Assigned,
-    Paths,
-    assignment_data,
-    encode,
-    first_candidate,
-    holder_of,
-    member_of,
-    slot_of,
-)
+from toc.coordination.operator import INTENTS, read_intents
+from toc.coordination.session import Session
+from toc.coordination.znodes import Assigned
 from toc.model.clock import Clock
 from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 
-INPUTS = ("workers", *intents.DIRECTORIES)
+INPUTS = ("workers", *INTENTS)
 """The directories that the assignment depends on. Only the leader watches them."""
 
 DEBOUNCE = 0.3
@@ -58,8 +51,6 @@ class Leader:
     """One daemon's candidacy and, while it leads, its work. Only ZooKeeperCoordinator's thread uses it."""
 
     session: Session
-    paths: Paths
-    watch: Watch
     host: str
     clock: Clock
     gather: float = GATHER
@@ -113,15 +104,13 @@ class Leader:
 
     def find_leader(self) -> None:
         """Find the leader, and become a candidate again if our node is gone."""
-        directory = self.paths.directory("leader")
-        names = self.session.children(directory, self.watch)
+        names = self.session.children("leader", watch=True)
         if not any(name.startswith(self._token) for name in names):
-            data = encode(host=self.host)
-            self.session.create_sequential(self.paths.node("leader", self._token), data)
-            names = self.session.children(directory, self.watch)
-        first = first_candidate(names)
+            self.session.create("leader", {self._token: znodes.encode(host=self.host)}, sequence=True)
+            names = self.session.children("leader", watch=True)
+        first = znodes.first_candidate(names)
         led = self.leading
-        self._node = self.paths.node("leader", first) if first.startswith(self._token) else None
+        self._node = first if first.startswith(self._token) else None
         if self.leading and not led:
             log.info("leading", host=self.host)
             self.inputs_changed()
@@ -154,7 +143,7 @@ class Leader:
         """Compute the assignment and write what has changed, if it is time. False if a write was refused."""
         topics = self._topics
         workers = self._read_members()
-        wanted = intents.read_intents(self.session, self.paths, self.watch)
+        wanted = read_intents(self.session, watch=True)
         present = {member.worker_id for member in workers}
         if not ours <= present:  # nodes were deleted, perhaps those of others too: all make them again
             self.inputs_changed()
@@ -178,18 +167,15 @@ class Leader:
         if not self._write(node, owners, assignment, workers=len(workers)):
             self.inputs_changed()
             return False
-        self.session.delete(self.paths.node("rebalance", name) for name in wanted.requests)
+        self.session.delete("rebalance", wanted.requests)
         return True
 
     def _read_members(self) -> list[Member]:
         """Return the workers that are alive, with the weights that their daemons gave them."""
-        names = self.session.children(self.paths.directory("workers"), self.watch)
+        names = self.session.children("workers", watch=True)
         known = {name: self._members[name] for name in names if name in self._members}
-        new = [name for name in names if name not in known]
-        nodes = self.session.read((self.paths.node("workers", name) for name in new), self.watch)
-        for name, node in zip(new, nodes, strict=True):
-            if node is not None:
-                known[name] = member_of(name, node.data)
+        nodes = self.session.read("workers", (name for name in names if name not in known), watch=True)
+        known |= {name: znodes.member_of(name, node.data) for name, node in nodes.items()}
         self._members = known
         return [member for member in known.values() if member is not None]
 
@@ -207,15 +193,11 @@ class Leader:
     def _claimed(self, topics: Mapping[str, int]) -> dict[str, list[str | None]]:
         """Return the workers that have claimed the slots of these topics."""
         owners: dict[str, list[str | None]] = {topic: [None] * slots for topic, slots in topics.items()}
-        names = self.session.children(self.paths.directory("slots")) if topics else []
-        slots = {
-            name: slot
-            for name in names
-            if (slot := slot_of(name)) and slot.number < topics.get(slot.topic, 0)
-        }
-        nodes = self.session.read(self.paths.node("slots", name) for name in slots)
-        for slot, node in zip(slots.values(), nodes, strict=True):
-            owners[slot.topic][slot.number] = holder_of(str(slot), node.data) if node else None
+        names = self.session.children("slots") if topics else []
+        claimed = filter(None, map(znodes.slot_of, names))
+        slots = [slot for slot in claimed if slot.number < topics.get(slot.topic, 0)]
+        for slot, node in self.session.read("slots", slots).items():
+            owners[slot.topic][slot.number] = znodes.holder_of(str(slot), node.data)
         return owners
 
     def _write(self, node: str, owners: Owners, assignment: dict[str, Assigned], *, workers: int) -> bool:
@@ -231,16 +213,9 @@ class Leader:
             if each.version < 0 or each.owners != owners.get(topic)
         }
         now_ms = self.clock.now_ms()
-        versions = self.session.write_guarded(
-            node,
-            [
-                (
-                    self.paths.node("assignment", topic),
-                    None if new is None else assignment_data(new, self.host, now_ms),
-                    before[topic].version,
-                )
-                for topic, new in after.items()
-            ],
+        data = {topic: new and znodes.assignment_data(new, self.host, now_ms) for topic, new in after.items()}
+        versions = self.session.write_assignment(
+            node, [(topic, data[topic] or None, before[topic].version) for topic in after]
         )
         for (topic, new), version in zip(after.items(), versions, strict=True):
             if version is not None and new is not None:
@@ -251,20 +226,15 @@ class Leader:
             log.warning("assignment_refused", topics=len(after))
             return False
         if after:
-            moved = sum(_moved(before[topic].owners, new or []) for topic, new in after.items())
+            moved = sum(
+                old != new
+                for topic, owned in after.items()
+                for old, new in zip_longest(before[topic].owners, owned or (), fillvalue="")
+            )
             log.info("assignment_written", workers=workers, topics=len(after), moved=moved)
         return True
 
     def _remove_old_deaths(self) -> None:
-        paths = [
-            self.paths.node("dead", name) for name in self.session.children(self.paths.directory("dead"))
-        ]
         oldest = self.clock.now_ms() - DEAD_FOR_MS
-        nodes = self.session.read(paths)
-        self.session.delete(
-            path for path, node in zip(paths, nodes, strict=True) if node and node.created_ms < oldest
-        )
-
-
-def _moved(before: list[str | None], after: list[str | None]) -> int:
-    return sum(old != new for old, new in zip(before, after, strict=False)) + abs(len(after) - len(before))
+        nodes = self.session.nodes("dead")
+        self.session.delete("dead", (name for name, node in nodes.items() if node.created_ms < oldest))

@@ -1,30 +1,88 @@
-"""An operator's views of a cluster and changes to it, without being a member."""
+"""Operators' intents in ZooKeeper, and their views of a cluster and changes to it, without being a member.
+
+Intents outlive every daemon, each with the operator and the time. The leader watches them and applies them to
+the assignment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import NamedTuple, Self
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
-from toc.coordination.address import Address
-from toc.coordination.assignment import ONE_SERVER, Spread, assign
-from toc.coordination.coordinator import SlotOwner, SlotRow, WorkerRow, slot_rows, worker_rows
-from toc.coordination.intents import Intent, Intents, read_intents, read_members
-from toc.coordination.session import Session
-from toc.coordination.znodes import (
-    DIRECTORIES,
-    Paths,
-    check_node_name,
-    decode,
-    encode,
-    first_candidate,
-    instant,
-    member_of,
-    owners_of,
-    slot_of,
-)
+from toc.coordination import znodes
+from toc.coordination.assignment import ONE_SERVER, Member, Spread, assign
+from toc.coordination.coordinator import Intent, SlotOwner, SlotRow, WorkerRow, slot_rows, worker_rows
+from toc.coordination.session import Address, Session, Znode
+from toc.coordination.znodes import decode, encode, slot_of
 from toc.model.clock import Clock
 from toc.model.topic import Slot
+
+INTENTS = ("drain", "pin", "weight", "rebalance")
+"""The directories of intents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intents:
+    """All intents, by their subject: hosts that are to have no slots, slots that are to be on a worker or
+    host, hosts whose workers are to have another weight. ``requests`` are those to rebalance, by name."""
+
+    drains: dict[str, Intent]
+    pins: dict[Slot, Intent]
+    weights: dict[str, Intent]
+    requests: list[str]
+
+    @property
+    def targets(self) -> dict[tuple[str, int], str]:
+        """Return the pins as ``assign`` takes them."""
+        return {(slot.topic, slot.number): pin.to for slot, pin in self.pins.items()}
+
+    def weighed(self, members: Iterable[Member]) -> list[Member]:
+        """Return the members with the weights that operators gave them."""
+        return [
+            replace(member, weight=self.weights[member.host].to) if member.host in self.weights else member
+            for member in members
+        ]
+
+
+def read_intents(session: Session, *, watch: bool = False) -> Intents:
+    """Read all intents except malformed ones, and ``watch`` their directories.
+
+    Raises CoordinationUnavailable.
+    """
+
+    def found(directory: str) -> list[tuple[str, dict[str, Any]]]:
+        nodes = session.nodes(directory, watch=watch)
+        return [(name, decode(name, node.data)) for name, node in nodes.items()]
+
+    drains = {name: _intent(values) for name, values in found("drain")}
+    pins: dict[Slot, Intent] = {}
+    for name, values in found("pin"):
+        slot, target = slot_of(name), values.get("target")
+        if slot is not None and isinstance(target, str):
+            pins[slot] = _intent(values, target)
+        elif values:
+            znodes.not_understood(name, "a pin is named after a slot and has a target")
+    weights: dict[str, Intent] = {}
+    for name, values in found("weight"):
+        weight = znodes.weight_of(name, values)
+        if weight is not None:
+            weights[name] = _intent(values, weight)
+    return Intents(drains, pins, weights, session.children("rebalance", watch=watch))
+
+
+def _intent(values: dict[str, Any], to: object = None) -> Intent:
+    return Intent(str(values.get("by", "")), znodes.instant(values, "at"), to)
+
+
+def read_claims(session: Session) -> dict[Slot, SlotOwner]:
+    """Return the owner of each held slot. Raises CoordinationUnavailable."""
+    claims = {}
+    for name, node in session.nodes("slots").items():
+        slot, values = slot_of(name), decode(name, node.data)
+        if slot is not None and values:
+            claims[slot] = SlotOwner(str(values.get("worker_id")), znodes.instant(values, "since"))
+    return claims
 
 
 class Move(NamedTuple):
@@ -47,8 +105,8 @@ class Operator:
         self, address: str, *, cluster: str, connect_timeout: float = 10.0, spread: Spread = ONE_SERVER
     ) -> None:
         place = Address.parse(address)
-        self._paths = Paths.of(place.chroot, cluster)
-        self._session = Session(place, _ignore, connect_timeout=connect_timeout)
+        root = znodes.root_of(place.chroot, cluster)
+        self._session = Session(place, root, lambda: None, connect_timeout=connect_timeout)
         self._spread = spread
         self._clock = Clock()
 
@@ -62,8 +120,7 @@ class Operator:
     def slots(self) -> list[SlotRow]:
         """Return every slot, with its owner, its assigned worker, and the reason."""
         wanted = self.intents()
-        members = {member.worker_id: member for member in read_members(self._session, self._paths)}
-        hosts = {worker_id: member.host for worker_id, member in members.items()}
+        hosts = {member.worker_id: member.host for member in _members(self._session.nodes("workers"))}
         leaving = {
             name: f"{host} is drained by {wanted.drains[host].by}"
             for name, host in hosts.items()
@@ -81,7 +138,7 @@ class Operator:
 
         return slot_rows(
             self._assignment(),
-            read_claims(self._session, self._paths),
+            read_claims(self._session),
             hosts,
             pins={slot: pinned(pin) for slot, pin in wanted.pins.items()},
             leaving=leaving,
@@ -90,50 +147,35 @@ class Operator:
     def workers(self) -> list[WorkerRow]:
         """Return every worker that is alive."""
         wanted = self.intents()
-        candidates = self._session.children(self._paths.directory("leader"))
-        leader = first_candidate(candidates).rpartition("-")[0]
-        nodes = self._session.nodes(self._paths.directory("workers"))
-        members = (member_of(name, node.data) for name, node in nodes.items())
-        claims = read_claims(self._session, self._paths)
-        rows = worker_rows((one for one in members if one is not None), self._assignment(), claims)
-        found = []
-        for row in rows:
-            drain, weight = wanted.drains.get(row.member.host), wanted.weights.get(row.member.host)
-            found.append(
-                replace(
-                    row,
-                    weight=weight.to if weight else row.weight,
-                    leader=f"{nodes[row.member.worker_id].session:x}" == leader,
-                    weighed_by=weight.by if weight else None,
-                    drained=drain is not None,
-                    drained_by=drain.by if drain else None,
-                    drained_at=drain.at if drain else None,
-                )
-            )
-        return found
+        leader = znodes.first_candidate(self._session.children("leader")).rpartition("-")[0]
+        nodes = self._session.nodes("workers")
+        leading = {name for name, node in nodes.items() if f"{node.session:x}" == leader}
+        claims = read_claims(self._session)
+        return worker_rows(
+            _members(nodes), self._assignment(), claims, wanted.weights, wanted.drains, leading
+        )
 
     def intents(self) -> Intents:
         """Return all intents, each with the operator and the time."""
-        return read_intents(self._session, self._paths)
+        return read_intents(self._session)
 
     def open_nodes(self) -> list[str]:
         """Return the directories that any client may change although the address names a user."""
         if self._session.address.credential is None:
             return []
-        return self._session.open_to_all([self._paths.root, *map(self._paths.directory, DIRECTORIES)])
+        return self._session.open_to_all()
 
     def want(self, kind: str, subject: object, *, by: str, **values: object) -> None:
         """Write an intent: ``drain`` a host, ``pin`` a slot to a ``target``, give a host a ``weight``. ``by``
         names the operator. While the target of a pin is absent, its slot is balanced as usual."""
-        data = encode(**values, by=by, at=self._clock.now_ms())
-        self._write(kind, _subject(kind, subject), data)
+        self._write(kind, _subject(kind, subject), by=by, **values)
 
     def unwant(self, kind: str, subject: object) -> bool:
         """Remove an intent. False if there was none."""
-        path = self._paths.node(kind, _subject(kind, subject))
-        [node] = self._session.read([path])
-        self._session.delete([path])
-        return node is not None
+        name = _subject(kind, subject)
+        there = bool(self._session.read(kind, [name]))
+        self._session.delete(kind, [name])
+        return there
 
     def rebalance(
         self, *, by: str, dry_run: bool = False, deliveries: Mapping[str, str] | None = None
@@ -144,9 +186,8 @@ class Operator:
         """
         assignment = self._assignment()
         wanted = self.intents()
-        members = read_members(self._session, self._paths)
         owners = assign(
-            wanted.weighed(members),
+            wanted.weighed(_members(self._session.nodes("workers"))),
             {topic: len(slots) for topic, slots in assignment.items()},
             previous=assignment,
             pins=wanted.targets,
@@ -162,32 +203,23 @@ class Operator:
             if old != new
         ]
         if not dry_run:
-            self._write("rebalance", "request", encode(by=by, at=self._clock.now_ms()))
+            self._write("rebalance", "request", by=by)
         return moves
 
     def _assignment(self) -> dict[str, list[str | None]]:
-        nodes = self._session.nodes(self._paths.directory("assignment"))
-        return {name: owners_of(name, node.data) for name, node in nodes.items()}
+        nodes = self._session.nodes("assignment")
+        return {name: znodes.owners_of(name, node.data) for name, node in nodes.items()}
 
-    def _write(self, directory: str, name: str, data: bytes) -> None:
-        # All directories are made here, because an intent may be written before the first daemon starts.
-        self._session.make_directories(self._paths.directory(each) for each in DIRECTORIES)
-        self._session.replace(self._paths.node(directory, name), data)
+    def _write(self, directory: str, name: str, **values: object) -> None:
+        self._session.make_directories()  # an intent may be written before the first daemon starts
+        self._session.replace(directory, name, encode(**values, at=self._clock.now_ms()))
 
 
 def _subject(kind: str, subject: object) -> str:
-    return check_node_name("slot" if kind == "pin" else "host", str(subject))
+    return znodes.check_node_name("slot" if kind == "pin" else "host", str(subject))
 
 
-def read_claims(session: Session, paths: Paths) -> dict[Slot, SlotOwner]:
-    """Return the owner of each held slot. Raises CoordinationUnavailable."""
-    claims = {}
-    for name, node in session.nodes(paths.directory("slots")).items():
-        slot, values = slot_of(name), decode(name, node.data)
-        if slot is not None and values:
-            claims[slot] = SlotOwner(str(values.get("worker_id")), instant(values, "since"))
-    return claims
-
-
-def _ignore() -> None:
-    """Ignore connection events: each request of this short session reports a lost connection itself."""
+def _members(nodes: Mapping[str, Znode]) -> list[Member]:
+    """Return the workers that are alive, with the weights that their daemons gave them."""
+    found = (znodes.member_of(name, node.data) for name, node in nodes.items())
+    return [member for member in found if member is not None]

@@ -8,32 +8,36 @@ session, in the order of sending, and before any later request.
 from __future__ import annotations
 
 import logging
+import re
+import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from operator import methodcaller
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, unquote
 
 # kazoo has no type information
 from kazoo import exceptions as kazoo_errors  # type: ignore[import-untyped]
 from kazoo.client import KazooClient  # type: ignore[import-untyped]
-from kazoo.handlers.threading import (  # type: ignore[import-untyped]
-    KazooTimeoutError,
-    SequentialThreadingHandler,
-)
-from kazoo.protocol.states import EventType, KazooState, KeeperState  # type: ignore[import-untyped]
+from kazoo.handlers import threading as kazoo_threading  # type: ignore[import-untyped]
+from kazoo.hosts import collect_hosts  # type: ignore[import-untyped]
+from kazoo.protocol.states import KazooState, KeeperState  # type: ignore[import-untyped]
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
 from kazoo.security import CREATOR_ALL_ACL, Permissions  # type: ignore[import-untyped]
 
-from toc.coordination.address import Address
-from toc.model.errors import CoordinationUnavailable
+from toc.model.errors import ConfigError, CoordinationUnavailable
 from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 
-Watch = Callable[[Any], None]
-DELETED: str = EventType.DELETED
-"""The ``type`` of a watch's event when the node or the directory itself is gone."""
+N = TypeVar("N")
+"""A name of a node: a text, or a Slot."""
+
+DIRECTORIES = ("workers", "assignment", "slots", "leader", "drain", "pin", "weight", "rebalance", "dead")
+"""Those of a cluster (toc.coordination.znodes)."""
 
 _IN_FLIGHT = 500  # requests at once; kazoo keeps them and their replies in memory
 _REACH_SECONDS = 2.0  # for one host; a silent one must leave time for the others
@@ -67,23 +71,80 @@ class Directory(NamedTuple):
     changes: int
 
 
+_FORM = "[user:password@]host:port,host:port[/chroot][?tls=true&ca=...&cert=...&key=...]"
+_OPTIONS = re.compile(r"\?(?=(?:tls|ca|cert|key)=)")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """The address of ZooKeeper and our identity there. The password is never shown."""
+
+    hosts: str
+    chroot: str = ""
+    credential: str | None = field(default=None, repr=False)
+    tls: bool = False
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Parse ``[user:password@]host:port,host:port[/chroot][?tls=true&ca=FILE&cert=FILE&key=FILE]``.
+
+        User and password may be percent-encoded. With them, nobody else can change the nodes that we make
+        (scheme digest). Raises ConfigError, which does not show the password.
+        """
+        options_at = _OPTIONS.search(text)  # searched first: the path of a file may hold an "@"
+        head, tail = (text[: options_at.start()], text[options_at.end() :]) if options_at else (text, "")
+        login, at, rest = head.strip().rpartition("@")
+        place, _, query = rest.partition("?")
+        hosts, slash, chroot = place.partition("/")
+        credential = None
+        if at:
+            user, colon, password = login.partition(":")
+            if not user or not colon:
+                raise ConfigError(f"the ZooKeeper address ...@{rest} names a user without password: {_FORM}")
+            credential = f"{unquote(user)}:{unquote(password)}"
+        try:
+            parsed, _ = collect_hosts(hosts)
+        except ValueError as exc:
+            raise ConfigError(f"{hosts!r} is not a list of ZooKeeper hosts: {_FORM}") from exc
+        if not parsed or "//" in slash + chroot:
+            raise ConfigError(f"{place!r} is not a ZooKeeper address: {_FORM}")
+        options = dict(parse_qsl(f"{query}&{tail.strip()}", keep_blank_values=True))
+        unknown = sorted(options.keys() - {"tls", "ca", "cert", "key"})
+        if unknown:
+            raise ConfigError(f"{unknown[0]!r} is not an option of a ZooKeeper address: {_FORM}")
+        files = {name: options[name] for name in ("ca", "cert", "key") if name in options}
+        for name, path in files.items():
+            if not Path(path).is_file():  # kazoo would retry forever
+                raise ConfigError(f"the ZooKeeper address names {name}={path}, which is not a file")
+        tls = options.get("tls", "true" if files else "false")
+        if tls not in ("true", "false"):
+            raise ConfigError(f"tls={tls} in the ZooKeeper address must be true or false")
+        return cls(hosts, (slash + chroot).rstrip("/"), credential, tls == "true", **files)
+
+
 class Session:
     """A ZooKeeper session; when it ends, another one begins. For one thread.
 
-    ``on_event`` is called on a kazoo thread whenever the connection is lost or made; it must not block.
-    Durations are seconds.
+    Requests name the nodes of a cluster, those below ``root``, by directory and name. What is read with
+    ``watch`` is noted when it changes (``take_changes``). ``signal`` is called on a kazoo thread whenever
+    something was noted; it must not block. Durations are seconds.
     """
 
     def __init__(
         self,
         address: Address,
-        on_event: Callable[[], None],
+        root: str,
+        signal: Callable[[], None],
         *,
         connect_timeout: float = 10.0,
         session_timeout: float = 6.0,
     ) -> None:
         self.address = address
-        self._on_event = on_event
+        self.root = root
+        self.signal = signal
         self._connect_timeout = connect_timeout
         self._session_timeout = session_timeout
         self._problems = _Problems()
@@ -91,6 +152,11 @@ class Session:
         self._away_since: float | None = None
         self._seen = 0
         """The newest state (zxid) that this session has seen, if it has read any yet."""
+        self._lock = threading.Lock()
+        self._everything = False
+        """Whether all must be read again: watches end with a connection."""
+        self._changed: defaultdict[str, set[str]] = defaultdict(set)
+        """Under the lock: the nodes that have changed, by directory; "" is the directory itself."""
 
     def start(self) -> None:
         """Connect. Raises CoordinationUnavailable if that does not succeed within the connect timeout."""
@@ -151,70 +217,105 @@ class Session:
         identity = client.client_id if client is not None else None
         return identity[0] if identity is not None else None
 
+    # --- changes ---
+
+    def read_everything(self) -> None:
+        """Have everything read again, as after an interruption."""
+        self._everything = True
+
+    def take_changes(self) -> tuple[bool, Mapping[str, set[str]]]:
+        """Return whether everything must be read again, and what has changed; and forget that."""
+        with self._lock:
+            taken = self._everything, self._changed
+            self._everything, self._changed = False, defaultdict(set)
+        return taken
+
+    def _note(self, event: Any) -> None:
+        """A node has changed, or nodes in a directory were made or deleted. Runs on kazoo's thread."""
+        if event.path:  # else the connection was lost, and everything is read again
+            directory, _, name = event.path.removeprefix(f"{self.root}/").partition("/")
+            with self._lock:
+                self._changed[directory].add(name)
+            self.signal()
+
     # --- requests ---
 
-    def make_directories(self, paths: Iterable[str]) -> None:
-        """Create persistent nodes without data, with their parents."""
-        self._all(methodcaller("ensure_path_async", path) for path in paths)
+    def make_directories(self) -> None:
+        """Create the directories, with their parents."""
+        self._all(methodcaller("ensure_path_async", self._path(name)) for name in DIRECTORIES)
 
-    def create(self, nodes: Iterable[tuple[str, bytes]], *, ephemeral: bool) -> list[bool]:
-        """Create nodes. Returns False for each that exists already."""
+    def create(
+        self, directory: str, nodes: Mapping[N, bytes], *, ephemeral: bool = True, sequence: bool = False
+    ) -> set[N]:
+        """Create nodes. Returns those that did not exist. With ``sequence`` the next number of the directory
+        is added to a name."""
         results = self._all(
-            methodcaller("create_async", path, data, ephemeral=ephemeral) for path, data in nodes
+            methodcaller(
+                "create_async", self._path(directory, name), data, ephemeral=ephemeral, sequence=sequence
+            )
+            for name, data in nodes.items()
         )
-        return [not isinstance(result, kazoo_errors.NodeExistsError) for result in results]
+        there = kazoo_errors.NodeExistsError
+        return {name for name, result in zip(nodes, results, strict=True) if not isinstance(result, there)}
 
-    def create_sequential(self, prefix: str, data: bytes) -> None:
-        """Create an ephemeral node named ``prefix`` and the next number of its directory."""
-        self._all([methodcaller("create_async", prefix, data, ephemeral=True, sequence=True)])
+    def take_over(self, directory: str, nodes: Mapping[N, tuple[bytes, int]]) -> set[N]:
+        """Make ephemeral nodes of ours in place of others, given data and the version of the other. Returns
+        those done: not those of which the other is gone or has another version."""
+        results = self._all(
+            _anew(self._path(directory, name), data, version, ephemeral=True)
+            for name, (data, version) in nodes.items()
+        )
+        return {name for name, result in zip(nodes, results, strict=True) if _committed(result)}
 
-    def take_over(self, nodes: Iterable[tuple[str, bytes, int]]) -> list[bool]:
-        """Make ephemeral nodes of ours in place of others: (path, data, version of the other). False for each
-        that is gone or has another version."""
-        results = self._all(_anew(path, data, version, ephemeral=True) for path, data, version in nodes)
-        return list(map(_committed, results))
-
-    def delete(self, paths: Iterable[str]) -> None:
+    def delete(self, directory: str, names: Iterable[object]) -> None:
         """Delete nodes. Ignores those that are gone."""
-        self._all(methodcaller("delete_async", path) for path in paths)
+        self._all(methodcaller("delete_async", self._path(directory, name)) for name in names)
 
-    def read(self, paths: Iterable[str], watch: Watch | None = None) -> list[Znode | None]:
-        """Read nodes; None for those that are gone. ``watch`` is called once for each node that changes."""
-        results = self._all(methodcaller("get_async", path, watch) for path in paths)
-        return [None if isinstance(result, Exception) else _node(*result) for result in results]
+    def read(self, directory: str, names: Iterable[N], *, watch: bool = False) -> dict[N, Znode]:
+        """Read nodes, those that are there."""
+        asked, note = list(names), self._note if watch else None
+        results = self._all(methodcaller("get_async", self._path(directory, name), note) for name in asked)
+        return {
+            name: Znode(result[0], result[1].version, result[1].ephemeralOwner, result[1].ctime)
+            for name, result in zip(asked, results, strict=True)
+            if not isinstance(result, Exception)
+        }
 
-    def directories(self, paths: Iterable[str]) -> list[Directory | None]:
-        """Return the state of directories; None for those that are gone."""
-        results = self._all(methodcaller("exists_async", path) for path in paths)
-        return [stat and Directory((stat.czxid, stat.ctime), stat.cversion) for stat in results]
+    def directories(self) -> dict[str, Directory | None]:
+        """Return the state of the directories; None for those that are gone."""
+        results = self._all(methodcaller("exists_async", self._path(name)) for name in DIRECTORIES)
+        return {
+            name: stat and Directory((stat.czxid, stat.ctime), stat.cversion)
+            for name, stat in zip(DIRECTORIES, results, strict=True)
+        }
 
-    def children(self, path: str, watch: Watch | None = None) -> list[str]:
+    def children(self, directory: str, *, watch: bool = False) -> list[str]:
         """Return the names in a directory, sorted; [] if it does not exist (then nothing is watched)."""
-        [result] = self._all([methodcaller("get_children_async", path, watch)])
+        note = self._note if watch else None
+        [result] = self._all([methodcaller("get_children_async", self._path(directory), note)])
         return [] if isinstance(result, Exception) else sorted(result)
 
-    def nodes(self, directory: str, watch: Watch | None = None) -> dict[str, Znode]:
-        """Return the nodes in a directory, by name, sorted; ``watch`` is called at the next change."""
-        names = self.children(directory, watch)
-        found = self.read(f"{directory}/{name}" for name in names)
-        return {name: node for name, node in zip(names, found, strict=True) if node}
+    def nodes(self, directory: str, *, watch: bool = False) -> dict[str, Znode]:
+        """Return the nodes in a directory, sorted by name. Watches the directory, not the nodes."""
+        return self.read(directory, self.children(directory, watch=watch))
 
-    def open_to_all(self, paths: Iterable[str]) -> list[str]:
-        """Return those nodes that any client may change."""
-        asked = list(paths)
-        results = self._all(methodcaller("get_acls_async", path) for path in asked)
+    def open_to_all(self) -> list[str]:
+        """Return the paths of root and directories that any client may change."""
+        paths = [self.root, *map(self._path, DIRECTORIES)]
+        results = self._all(methodcaller("get_acls_async", path) for path in paths)
         return [
             path
-            for path, result in zip(asked, results, strict=True)
+            for path, result in zip(paths, results, strict=True)
             if not isinstance(result, Exception)
             and any(acl.id.scheme == "world" and acl.perms & ~Permissions.READ for acl in result[0])
         ]
 
-    def replace(self, path: str, data: bytes, *, ephemeral: bool = False) -> None:
+    def replace(self, directory: str, name: str, data: bytes, *, ephemeral: bool = False) -> None:
         """Create a node. One that exists is deleted in the same transaction, so that a watch on its directory
         always fires. Raises CoordinationUnavailable also if the directory is gone."""
+        path = self._path(directory, name)
         while True:
-            [there] = self.read([path])
+            there = self.read(directory, [name]).get(name)
             [result] = self._all([_anew(path, data, there.version if there else None, ephemeral=ephemeral)])
             if _committed(result):
                 return
@@ -224,16 +325,19 @@ class Session:
                     f"the daemons make it again"
                 )
 
-    def write_guarded(self, guard: str, changes: Sequence[tuple[str, bytes | None, int]]) -> list[int | None]:
-        """Write nodes, each only while ``guard`` exists and the node has the version given (-1: none yet).
+    def write_assignment(
+        self, candidate: str, changes: Sequence[tuple[str, bytes | None, int]]
+    ) -> list[int | None]:
+        """Write topics' nodes, each only while the ``candidate`` is there and the node has the version given
+        (-1: none yet).
 
         Data None deletes the node. Returns the new versions, None where nothing was written.
         """
 
-        def change(path: str, data: bytes | None, version: int) -> Callable[[Any], Any]:
+        def change(topic: str, data: bytes | None, version: int) -> Callable[[Any], Any]:
             def commit(client: Any) -> Any:
-                transaction = client.transaction()
-                transaction.check(guard, -1)
+                path, transaction = self._path("assignment", topic), client.transaction()
+                transaction.check(self._path("leader", candidate), -1)
                 if data is None:
                     transaction.delete(path, version)
                 elif version < 0:
@@ -251,6 +355,9 @@ class Session:
         ]
 
     # --- plumbing ---
+
+    def _path(self, *names: object) -> str:
+        return "/".join((self.root, *map(str, names)))
 
     def _all(self, requests: Iterable[Callable[[Any], Any]]) -> list[Any]:
         """Send requests without waiting in between. Returns their results or expected errors in order."""
@@ -274,7 +381,7 @@ class Session:
                     raise part
         except _EXPECTED as exc:
             return exc
-        except KazooTimeoutError as exc:
+        except kazoo_threading.KazooTimeoutError as exc:
             raise CoordinationUnavailable(
                 f"ZooKeeper at {self.address.hosts} did not answer within {self._session_timeout:g} s"
             ) from exc
@@ -314,10 +421,12 @@ class Session:
             log.warning("zookeeper_session_ended", hosts=self.address.hosts)
         else:
             log.info("zookeeper_connected", hosts=self.address.hosts)
-        self._on_event()
+        with self._lock:
+            self._everything = True
+        self.signal()
 
 
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
+class _Handler(kazoo_threading.SequentialThreadingHandler):  # type: ignore[misc]
     """Tries the next host soon when one is silent, such as a machine without power.
 
     kazoo would wait for a silent host up to the session timeout. Meanwhile our session would end,
@@ -364,7 +473,3 @@ def _anew(path: str, data: bytes, version: int | None, *, ephemeral: bool) -> Ca
 
 def _committed(result: Any) -> bool:
     return not isinstance(result, Exception) and not any(isinstance(part, Exception) for part in result)
-
-
-def _node(data: bytes, stat: Any) -> Znode:
-    return Znode(data, stat.version, stat.ephemeralOwner, stat.ctime)

@@ -33,7 +33,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -51,32 +51,10 @@ _NUMBER = re.compile("0|[1-9][0-9]{0,5}")
 _YEAR_10000 = 253_402_300_800_000
 """The first instant (ms) that Python's datetime cannot hold."""
 
-DIRECTORIES = ("workers", "assignment", "slots", "leader", "drain", "pin", "weight", "rebalance", "dead")
 
-
-@dataclass(frozen=True, slots=True)
-class Paths:
-    """The paths of one cluster."""
-
-    root: str
-
-    @classmethod
-    def of(cls, chroot: str, cluster: str) -> Paths:
-        """Return the paths of cluster ``cluster``, under the chroot ('' or '/...')."""
-        return cls(f"{chroot}/toc/{check_node_name('cluster', cluster)}")
-
-    def directory(self, name: str) -> str:
-        """Return the path of one of DIRECTORIES."""
-        return f"{self.root}/{name}"
-
-    def node(self, directory: str, name: object) -> str:
-        """Return the path of a node in one of DIRECTORIES; a Slot is converted to its name."""
-        return f"{self.root}/{directory}/{name}"
-
-    def names(self, directory: str, paths: Iterable[str]) -> set[str]:
-        """Return the names of nodes in a directory, of which these may be the paths."""
-        within = self.node(directory, "")
-        return {path.removeprefix(within) for path in paths if path.startswith(within)}
+def root_of(chroot: str, cluster: str) -> str:
+    """Return the path of cluster ``cluster``, under the chroot ('' or '/...')."""
+    return f"{chroot}/toc/{check_node_name('cluster', cluster)}"
 
 
 def check_node_name(what: str, name: str) -> str:

@@ -17,29 +17,16 @@ assigns nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from toc.coordination.address import Address
+from toc.coordination import znodes
 from toc.coordination.assignment import ONE_SERVER, Member, Spread
-from toc.coordination.changes import Changes
-from toc.coordination.claims import Claims
-from toc.coordination.coordinator import Coordinator, without_owner
+from toc.coordination.coordinator import Coordinator
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.operator import read_claims
 from toc.coordination.presence import LocalNames
-from toc.coordination.session import Directory, Session
-from toc.coordination.znodes import (
-    DIRECTORIES,
-    Assigned,
-    Paths,
-    check_node_name,
-    encode,
-    member_data,
-    owners_of,
-    place_of,
-)
+from toc.coordination.session import DIRECTORIES, Address, Directory, Session, Znode
 from toc.model.clock import Clock
 from toc.model.errors import CoordinationUnavailable
 from toc.model.topic import Slot
@@ -49,16 +36,15 @@ log = get_logger(__name__)
 
 _RETRY = 0.5  # seconds until the next attempt when ZooKeeper interrupted something
 _VERIFY = 1.0  # seconds between two checks that our nodes still exist
-_NAMES_A_SECOND = (
-    2500  # of a directory: 1,000 daemons that list 100,000 claims each second would stop ZooKeeper
-)
+_NAMES_A_SECOND = 2500
+"""Of a directory: 1,000 daemons that list 100,000 claims each second would stop ZooKeeper."""
 
 
 @dataclass(eq=False)
 class _Listing:
     """The names in a directory, read again after a change; the longer they are, the more seldom."""
 
-    path: str
+    directory: str
     names: frozenset[str] = frozenset()
     _state: Directory | None = None
     _at: float = 0.0
@@ -67,14 +53,9 @@ class _Listing:
         """Whether the directory has changed and was read."""
         if state == self._state or time.monotonic() < self._at:
             return False
-        self.names = frozenset(session.children(self.path))
+        self.names = frozenset(session.children(self.directory))
         self._state, self._at = state, time.monotonic() + len(self.names) / _NAMES_A_SECOND
         return True
-
-
-class _Departed(NamedTuple):
-    worker_id: str
-    known_dead: bool
 
 
 class ZooKeeperCoordinator(Coordinator):
@@ -101,34 +82,33 @@ class ZooKeeperCoordinator(Coordinator):
     ) -> None:
         self._clock = clock or Clock()
         place = Address.parse(address)
-        self._paths = Paths.of(place.chroot, cluster)
         self._on_change = on_change
-        self._changes = Changes(on_change)
         self._session = Session(
-            place, self._changes.connection, connect_timeout=connect_timeout, session_timeout=session_timeout
-        )
+            place, znodes.root_of(place.chroot, cluster), on_change,
+            connect_timeout=connect_timeout, session_timeout=session_timeout,
+        )  # fmt: skip
         self._host = host
         self._local_names = LocalNames.of(host)
-        watch = self._changes.watch
-        self._leader = Leader(self._session, self._paths, watch, host, self._clock, gather, spread)
+        self._leader = Leader(self._session, host, self._clock, gather, spread)
         self._started = False
         self._topics: Mapping[str, int] = {}
 
         # the state in ZooKeeper, as far as known
         self._session_id = 0  # the session of our nodes; 0: none yet
         self._directories: dict[str, Directory | None] = {}  # DIRECTORIES as of the last check
-        self._listed = {name: _Listing(self._paths.directory(name)) for name in ("slots", "workers")}
+        self._listed = {name: _Listing(name) for name in ("slots", "workers")}
         self._verify_at = 0.0  # when the next one is due (monotonic)
-        self._assignment: dict[str, Assigned] = {}
+        self._assignment: dict[str, znodes.Assigned] = {}
         self._dead: frozenset[str] = frozenset()
         self._drained = False
         self._members: dict[str, Member] = {}
         self._ours: set[str] = set()  # every worker that ever joined here, or was proved gone here
-        self._claims = Claims(self._session, self._paths, self._clock, self._ours, on_change)
+        self._claims = Claims(self._session, self._clock, self._ours)
 
         # changes still to be made in ZooKeeper
         self._unjoined: set[str] = set()
-        self._departed: list[_Departed] = []
+        self._departed: dict[str, bool] = {}
+        """Workers that left, and whether their processes are known to have ended."""
 
     # --- the port ---
 
@@ -159,7 +139,7 @@ class ZooKeeperCoordinator(Coordinator):
 
     def join(self, member: Member) -> None:
         """Add a worker process to the cluster, or write its node again."""
-        check_node_name("worker_id", member.worker_id)
+        znodes.check_node_name("worker_id", member.worker_id)
         self._members[member.worker_id] = member
         self._ours.add(member.worker_id)
         self._unjoined.add(member.worker_id)
@@ -172,18 +152,18 @@ class ZooKeeperCoordinator(Coordinator):
             self._claims.let_go([slot for slot, owner in self._claims.held.items() if owner == worker_id])
             self._unjoined.discard(worker_id)
         if member is not None or known_dead:  # it may have left already, and not finished what it held
-            self._departed.append(_Departed(worker_id, known_dead))
+            self._departed[worker_id] = known_dead or self._departed.get(worker_id, False)
         self._on_change()
 
     def desired(self) -> dict[str, set[Slot]]:
         """Return the slots that each worker should own: those assigned to it, and those of a worker that it
         replaces, until the leader has assigned them anew."""
         wanted: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
-        successors = {place_of(worker_id): worker_id for worker_id in self._members}
+        successors = {znodes.place_of(worker_id): worker_id for worker_id in self._members}
         for topic, assigned in self._assignment.items():
             for number, owner in enumerate(assigned.owners):
                 if owner in self._ours and owner not in wanted:
-                    owner = successors.get(place_of(owner))
+                    owner = successors.get(znodes.place_of(owner))
                 if owner in wanted:
                     wanted[owner].add(Slot(topic, number))
         return wanted
@@ -214,7 +194,7 @@ class ZooKeeperCoordinator(Coordinator):
 
     def dead_workers(self) -> frozenset[str]:
         """Return the workers whose process is known to have ended."""
-        return self._dead.union(gone.worker_id for gone in self._departed if gone.known_dead)
+        return self._dead.union(self._known_dead())
 
     def connected(self) -> bool:
         """Whether every claim can be granted now."""
@@ -233,24 +213,25 @@ class ZooKeeperCoordinator(Coordinator):
         """Return the slots that no worker may have; none if another daemon leads."""
         if not self.leading:
             return frozenset()
-        return without_owner({topic: each.owners for topic, each in self._assignment.items()})
+        return frozenset(
+            Slot(topic, number)
+            for topic, each in self._assignment.items()
+            for number, owner in enumerate(each.owners)
+            if owner is None
+        )
 
     def step(self) -> float | None:
         """Do what is due. Waits for ZooKeeper's answers, at most about the session timeout."""
-        due: float | None = None
-        if self._started:
-            session_id = self._session.id
-            try:
-                if session_id is None:
-                    self._session.revive()
-                    due = _RETRY
-                else:
-                    due = self._catch_up(session_id)
-            except CoordinationUnavailable as exc:
-                log.warning("coordination_interrupted", reason=str(exc))
-                self._changes.read_everything()
-                due = _RETRY
-        return due
+        if not self._started:
+            return None
+        session_id = self._session.id
+        try:
+            if session_id is not None:
+                return self._catch_up(session_id)
+            self._session.revive()
+        except CoordinationUnavailable as exc:
+            self._interrupted(exc)
+        return _RETRY
 
     # --- catching up with ZooKeeper ---
 
@@ -261,9 +242,12 @@ class ZooKeeperCoordinator(Coordinator):
         try:
             action()
         except CoordinationUnavailable as exc:
-            log.warning("coordination_interrupted", reason=str(exc))
-            self._changes.read_everything()
+            self._interrupted(exc)
             self._on_change()
+
+    def _interrupted(self, error: CoordinationUnavailable) -> None:
+        log.warning("coordination_interrupted", reason=str(error))
+        self._session.read_everything()
 
     def _current(self) -> bool:
         """Whether our nodes are in the current session; if not, ``step`` enters the new one first."""
@@ -279,7 +263,7 @@ class ZooKeeperCoordinator(Coordinator):
         self._refresh()
         wait, refused = self._leader.step(self._assignment, self._dead, self._members.keys())
         if refused:
-            self._changes.read_everything()
+            self._session.read_everything()
             wait = 0.0
         return min(wait, max(self._verify_at - time.monotonic(), 0.0))
 
@@ -287,16 +271,16 @@ class ZooKeeperCoordinator(Coordinator):
         """Create all our nodes, in a new session or because some were ``lost``."""
         if session_id is None:
             raise CoordinationUnavailable("the connection to ZooKeeper was lost again")
-        found = self._look_at_directories()
+        found = self._session.directories()
         gone = [name for name, before in self._directories.items() if not _same(before, found[name])]
         if lost or gone:
             log.warning("zookeeper_nodes_lost", directories=gone, was_drained=self._drained)
             self._leader.nodes_lost()
-        self._session.make_directories(map(self._paths.directory, DIRECTORIES))
-        self._directories = self._look_at_directories()
+        self._session.make_directories()
+        self._directories = self._session.directories()
         self._verify_at = time.monotonic() + _VERIFY
         self._leader.enroll(session_id)
-        self._changes.read_everything()
+        self._session.read_everything()
         self._claims.unwritten.update(self._claims.held)
         self._unjoined = set(self._members)
         self._write_changes(session_id)
@@ -306,17 +290,17 @@ class ZooKeeperCoordinator(Coordinator):
     def _verify(self, session_id: int) -> None:
         """Check that our nodes still exist and say what we wrote; else make all of them again."""
         self._verify_at = time.monotonic() + _VERIFY
-        found, before = self._look_at_directories(), self._directories
+        found, before = self._session.directories(), self._directories
         if self._session.behind:  # the server shows nodes of our session that no longer exist
             self._session.renew()
             raise CoordinationUnavailable("ZooKeeper shows an older state: a new session begins")
         members = self._members.keys() - self._unjoined
-        nodes = self._session.read(self._paths.node("workers", worker_id) for worker_id in members)
+        nodes = self._session.read("workers", members)
         whole = all(_same(before[name], found[name]) for name in DIRECTORIES) and all(
-            node is not None
-            and node.session == session_id
-            and node.data == member_data(self._members[worker_id])
-            for worker_id, node in zip(members, nodes, strict=True)
+            worker_id in nodes
+            and nodes[worker_id].session == session_id
+            and nodes[worker_id].data == znodes.member_data(self._members[worker_id])
+            for worker_id in members
         )
         slots = self._listed["slots"]
         if whole and slots.read(self._session, found["slots"]):
@@ -326,10 +310,6 @@ class ZooKeeperCoordinator(Coordinator):
             return
         self._directories = found
         self._find_gone()
-
-    def _look_at_directories(self) -> dict[str, Directory | None]:
-        states = self._session.directories(map(self._paths.directory, DIRECTORIES))
-        return dict(zip(DIRECTORIES, states, strict=True))
 
     def _find_gone(self) -> None:
         """Remove what workers of an earlier daemon of this host have left in a session that has not expired
@@ -341,41 +321,41 @@ class ZooKeeperCoordinator(Coordinator):
         ]
         if gone:
             log.warning("workers_proved_gone", workers=gone)
-            claims = read_claims(self._session, self._paths)
+            claims = read_claims(self._session)
             self._claims.unwritten.update(slot for slot, claim in claims.items() if claim.worker_id in gone)
             self._ours.update(gone)
-            self._departed += [_Departed(name, known_dead=True) for name in gone]
+            self._departed |= dict.fromkeys(gone, True)
 
     def _write_changes(self, session_id: int) -> None:
         """Make the pending changes in ZooKeeper, in the order that other daemons rely on."""
-        now_ms = self._clock.now_ms()
-        dead = [gone for gone in self._departed if gone.known_dead]
+        dead = self._known_dead()
+        data = znodes.encode(host=self._host, at=self._clock.now_ms())
         # Deaths before claims and workers vanish: a new owner must see that these workers run nothing.
-        self._session.create(
-            ((self._paths.node("dead", gone.worker_id), encode(host=self._host, at=now_ms)) for gone in dead),
-            ephemeral=False,
-        )
+        self._session.create("dead", dict.fromkeys(dead, data), ephemeral=False)
         # Claims before workers: a claim that another worker of ours has taken up must not become free in
         # between, and a leader that sees a worker sees what it holds.
         self._claims.write(session_id)
-        self._session.delete(self._paths.node("workers", gone.worker_id) for gone in self._departed)
+        self._session.delete("workers", self._departed)
         self._departed.clear()
-        self._dead = self._dead.union(gone.worker_id for gone in dead)
+        self._dead = self._dead.union(dead)
         for worker_id in sorted(self._unjoined):
-            data = member_data(self._members[worker_id])
+            data = znodes.member_data(self._members[worker_id])
             # Also in place of a node of an earlier session of ours, which is about to vanish.
-            self._session.replace(self._paths.node("workers", worker_id), data, ephemeral=True)
+            self._session.replace("workers", worker_id, data, ephemeral=True)
         self._unjoined.clear()
+
+    def _known_dead(self) -> list[str]:
+        return [worker_id for worker_id, known_dead in self._departed.items() if known_dead]
 
     def _refresh(self) -> None:
         """Read what has changed, and watch it."""
-        everything, changed = self._changes.take()
-        dirty = {name for name in DIRECTORIES if everything or self._paths.directory(name) in changed}
-        topics, workers = (self._paths.names(name, changed) for name in ("assignment", "workers"))
-        self._leader.forget(None if everything else workers)
+        everything, changed = self._session.take_changes()
+        dirty = {name for name in DIRECTORIES if everything or "" in changed.get(name, ())}
+        topics = changed.get("assignment", set()) - {""}
+        self._leader.forget(None if everything else changed.get("workers", ()))
+        self._claims.unblock(None if everything else changed.get("slots", ()))
         if everything:
             topics.update(self._assignment)
-            self._claims.unblock()
         if "leader" in dirty:
             self._leader.find_leader()
         if "assignment" in dirty:
@@ -391,24 +371,115 @@ class ZooKeeperCoordinator(Coordinator):
 
     def _names(self, directory: str) -> frozenset[str]:
         """Return the names of nodes in a directory, and watch it."""
-        return frozenset(self._session.children(self._paths.directory(directory), self._changes.watch))
+        return frozenset(self._session.children(directory, watch=True))
 
-    def _read_assignment(self, topics: Iterable[str]) -> None:
-        names = list(topics)
-        nodes = self._session.read(
-            (self._paths.node("assignment", name) for name in names), self._changes.watch
-        )
-        for name, node in zip(names, nodes, strict=True):
-            if node is not None and (owners := owners_of(name, node.data)):
-                self._assignment[name] = Assigned(owners, node.version)
+    def _read_assignment(self, names: list[str]) -> None:
+        nodes = self._session.read("assignment", names, watch=True)
+        for name in names:
+            node = nodes.get(name)
+            if node is not None and (owners := znodes.owners_of(name, node.data)):
+                self._assignment[name] = znodes.Assigned(owners, node.version)
             elif node is not None:  # another program's: without it, the leader writes what is in force
-                self._session.delete([self._paths.node("assignment", name)])
+                self._session.delete("assignment", [name])
             elif (known := self._assignment.pop(name, None)) and name in self._topics:
                 # Its node was deleted. It stays in force, and the leader writes it again.
-                self._assignment[name] = Assigned(known.owners, -1)
+                self._assignment[name] = znodes.Assigned(known.owners, -1)
                 self._leader.inputs_changed()
 
 
 def _same(before: Directory | None, now: Directory | None) -> bool:
     """Whether it is still the same directory, perhaps with other nodes in it."""
     return before is not None and now is not None and before.made == now.made
+
+
+class Claims:
+    """The slots that this daemon's workers hold, and their claims in ZooKeeper: for each, an ephemeral node.
+
+    Claims last as long as the daemon's session, so no other daemon has their slots. A claim that passes from
+    one of its workers to another is replaced in one step, so that it is never free in between.
+
+    ``ours`` are the workers that ever joined this daemon, and those that it has proved gone. Methods with a
+    ``session_id`` raise CoordinationUnavailable.
+    """
+
+    def __init__(self, session: Session, clock: Clock, ours: Set[str]) -> None:
+        self._session = session
+        self._clock = clock
+        self._ours = ours
+        self.held: dict[Slot, str] = {}
+        """slot -> worker_id."""
+        self.unwritten: set[Slot] = set()
+        """Slots whose claim in ZooKeeper may be ours and not what ``held`` says."""
+        self._blocked: set[Slot] = set()
+        """Slots that workers of other daemons hold; a watch tells when a claim changes."""
+
+    def of(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
+        """Return those of the slots that the worker holds."""
+        return {slot for slot in slots if self.held.get(slot) == worker_id}
+
+    def let_go(self, slots: Collection[Slot]) -> None:
+        """Record that a worker of ours has released slots. ``write`` deletes their claims, unless another
+        worker of ours has taken them up by then."""
+        for slot in slots:
+            del self.held[slot]
+        self.unwritten.update(slots)
+
+    def take_up(self, worker_id: str, slots: Collection[Slot]) -> None:
+        """Let a worker hold those of the slots that workers of ours have released and whose claims still
+        stand. ``write`` puts its name into them."""
+        self.held.update(dict.fromkeys(self.unwritten.intersection(slots) - self.held.keys(), worker_id))
+
+    def to_claim(self, slots: Iterable[Slot]) -> list[Slot]:
+        """Return those of the slots that no worker holds, as far as known."""
+        return [slot for slot in slots if slot not in self.held and slot not in self._blocked]
+
+    def unblock(self, names: Iterable[str] | None) -> None:
+        """Try slots again whose claims have changed; None: all, as watches may have been lost."""
+        self._blocked = set() if names is None else self._blocked.difference(map(znodes.slot_of, names))
+
+    def claim(self, wanted: Mapping[Slot, str], session_id: int) -> None:
+        """Claim those of the slots that are free, for workers of ours."""
+        self.held.update(self._make(wanted, session_id))
+
+    def write(self, session_id: int) -> None:
+        """Make or rewrite the unwritten claims of slots that are held, and delete the others. Gives up the
+        slots that workers of other daemons have claimed."""
+        wanted = {slot: self.held[slot] for slot in self.unwritten if slot in self.held}
+        lost = wanted.keys() - self._make(wanted, session_id).keys()
+        if lost:
+            log.warning("claims_lost", slots=len(lost))
+        for slot in lost:
+            del self.held[slot]
+        nodes = self._session.read("slots", sorted(self.unwritten - self.held.keys()))
+        self._session.delete("slots", self._of_ours(nodes, session_id))
+        self.unwritten.clear()
+
+    def _make(self, wanted: Mapping[Slot, str], session_id: int) -> dict[Slot, str]:
+        """Create claims for workers of ours. Returns those that were granted; watches the others."""
+        self.unwritten.update(wanted)  # until the outcome of each is known
+        data = {
+            slot: znodes.encode(worker_id=worker_id, since=self._clock.now_ms())
+            for slot, worker_id in wanted.items()
+        }
+        granted = self._session.create("slots", data)
+        refused = wanted.keys() - granted
+        self._blocked |= refused
+        nodes = self._session.read("slots", sorted(refused), watch=True)
+        ours = self._of_ours(nodes, session_id)  # of one that has released it, or of an earlier session
+        granted |= self._session.take_over(
+            "slots", {slot: (data[slot], nodes[slot].version) for slot in ours}
+        )
+        asked = (refused - nodes.keys()).union(ours)
+        self._blocked -= granted | asked
+        if not asked <= granted:
+            self._session.signal()  # it is free by now, or another worker was quicker: claim again
+        self.unwritten -= wanted.keys()
+        return {slot: wanted[slot] for slot in granted}
+
+    def _of_ours(self, nodes: Mapping[Slot, Znode], session_id: int) -> list[Slot]:
+        """Return the slots whose claims, as read, are those of workers of ours."""
+        return [
+            slot
+            for slot, node in nodes.items()
+            if node.session == session_id or znodes.holder_of(str(slot), node.data) in self._ours
+        ]

@@ -8,8 +8,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
 
-from toc.dialects.json_fields import MAX_VALUES, NotUnderstood, number, parsed, text, to_go_json
-from toc.dialects.names import template_of, topic_for
+from toc.dialects import port
+from toc.dialects.dialect_tasks import template_of, topic_for
 from toc.dialects.port import Dialect, Reply, Request
 from toc.gateway.service import Service
 from toc.model.clock import from_ms
@@ -71,15 +71,15 @@ class DelayTask(Dialect):
         if request.method != "POST":
             reply = Reply(b"405 method not allowed\n", 405, "text/plain; charset=utf-8")
             return reply._replace(headers=((b"allow", b"POST"),))
-        values = await self.service.parsed(request.body, partial(parsed, request.body))
-        topic = text(values, "topic")
+        values = await self.service.parsed(request.body, partial(port.parsed, request.body))
+        topic = port.text(values, "topic")
         if not topic:
-            raise NotUnderstood("topic is empty")
+            raise port.NotUnderstood("topic is empty")
         if request.path == ADD:
-            at, content = number(values, "timing_moment"), _content(values)
+            at, content = port.number(values, "timing_moment"), _content(values)
             return _answer("add", task_id=await self._add(topic, at, content))
         if values.get("task_id") is not None:
-            return await self._pull_one(topic, number(values, "task_id"))
+            return await self._pull_one(topic, port.number(values, "task_id"))
         return await self._pull(topic)
 
     def failed(self, request: Request, error: Exception) -> Reply:
@@ -95,7 +95,7 @@ class DelayTask(Dialect):
     async def _add(self, topic: str, at: int, content: str) -> int:
         """Store a task and return its number."""
         if not 0 < at <= LAST_SECOND:
-            raise NotUnderstood("timing_moment must be a time in seconds since 1970")
+            raise port.NotUnderstood("timing_moment must be a time in seconds since 1970")
         target, path = _callback(content)
         name = topic_for(topic, PREFIX if target is None else CALLBACK_PREFIX)
         for clashes in range(MAX_CLASHES):
@@ -169,7 +169,7 @@ def _content(values: dict[str, Any]) -> str:
     if isinstance(content, dict):
         content = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
     if not isinstance(content, str):
-        raise NotUnderstood("content must be a JSON text")
+        raise port.NotUnderstood("content must be a JSON text")
     return whole_text(content)
 
 
@@ -178,9 +178,9 @@ def _callback(content: str) -> tuple[str | None, str | None]:
     if '"sn"' not in content or '"url"' not in content:  # most contents are none, however large
         return None, None
     try:
-        check_values(content.encode(errors="surrogatepass"), MAX_VALUES)
+        check_values(content.encode(errors="surrogatepass"), port.MAX_VALUES)
     except InvalidDocument as exc:
-        raise NotUnderstood(f"content that is a callback: {exc}") from None
+        raise port.NotUnderstood(f"content that is a callback: {exc}") from None
     try:
         said = parse_object(content, most=len(content), surrogates=True)
     except InvalidDocument:
@@ -189,7 +189,7 @@ def _callback(content: str) -> tuple[str | None, str | None]:
         return None, None
     target, path = said["sn"], said["url"]
     if not isinstance(target, str) or not isinstance(path, str):
-        raise NotUnderstood("sn and url of the content must be texts")
+        raise port.NotUnderstood("sn and url of the content must be texts")
     return target, path
 
 
@@ -200,4 +200,4 @@ def _pulled(body: bytes, one: HandedOut) -> Reply:
 
 def _answer(call: str, dm_error: int = 0, error_msg: str = DONE, **more: Any) -> Reply:
     answer = {"dm_error": dm_error, "error_msg": error_msg, **more}
-    return Reply(to_go_json(answer), int(HTTPStatus.OK), name=call)
+    return Reply(port.to_go_json(answer), int(HTTPStatus.OK), name=call)

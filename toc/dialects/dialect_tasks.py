@@ -7,19 +7,21 @@ dialect's name and a colon. Nobody else submits to these topics.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from toc.gateway.exchange import CURRENT
 from toc.gateway.pull_calls import with_bodies
 from toc.gateway.service import Service
-from toc.model.errors import NameTaken, TocError, TooManyTopics
+from toc.model.errors import InvalidInput, NameTaken, TocError, TooManyTopics
 from toc.model.pull import NONCE_BYTES, AckOutcome, PullLease
-from toc.model.sharding import BizId
+from toc.model.sharding import BizId, check_key
 from toc.model.task import CancelOutcome, NewTask, Put, TaskRow, TaskStatus
-from toc.model.topic import Delivery, Template, Topic, best_of, matches
+from toc.model.topic import NAME, Delivery, Template, Topic, best_of, matches
 from toc.operate.operation import Place
 from toc.pull.handed_out import HandedOut, TtrOf
 
@@ -33,6 +35,45 @@ MAX_TOPICS = 1000
 """Most topics that a pull of a dialect names."""
 LOOK_SECONDS = 0.5
 """How often a waiting pull looks whether a topic that it names has been created."""
+TOPICS_BY_TEMPLATE = 100
+"""How many topics a dialect creates by one template; `toc template alter` allows more."""
+
+_HASHED = re.compile(r"h-[0-9a-f]{32}")
+
+
+def template_of(prefix: str, **policies: Any) -> Template:
+    """Return the template of a dialect's topics, whose names begin with ``prefix``."""
+    usual = {"slot_amount": 4, "topic_type": "instant", "delivery": "pull"}
+    return Template(f"{prefix}*", {**usual, **policies}, TOPICS_BY_TEMPLATE)
+
+
+def topic_for(name: str, prefix: str = "") -> str:
+    """Return the topic for a dialect's name: ``prefix`` and the name, or ``h-`` and a hash if toc forbids it.
+
+    A name that looks like such a hash is hashed as well, so no two names ever share a topic.
+    """
+    return prefix + (name if _fits(name, prefix) else hashed(name))
+
+
+def key_for(text: str) -> str:
+    """Return the biz_id for a dialect's text: the text, or ``h-`` and a hash if the text cannot be a key.
+
+    Keys have no control characters.
+    """
+    try:
+        check_key("id", text)
+    except InvalidInput:
+        return hashed(text)
+    return hashed(text) if _HASHED.fullmatch(text) else text
+
+
+def hashed(name: str) -> str:
+    """Return ``h-`` and 128 bits of the name's hash."""
+    return f"h-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:32]}"
+
+
+def _fits(name: str, prefix: str) -> bool:
+    return NAME.fullmatch(prefix + name) is not None and not _HASHED.fullmatch(name) and name != ""
 
 
 class DialectTasks:
@@ -41,6 +82,8 @@ class DialectTasks:
     def __init__(self, service: Service, name: str, templates: Sequence[Template]) -> None:
         self._service = service
         self.name = name
+        self.prefix = f"{name}:"
+        """How the dedup_keys of its tasks begin."""
         self._templates = templates
 
     # --- topics
@@ -90,28 +133,23 @@ class DialectTasks:
         Works like ``Pulls.pull``. A topic that does not exist yet is not created,
         but its tasks are handed out if another call creates it during the wait.
         """
-        # Only pulls that wait take a place among those that do: however many wait, other calls are answered.
-        exchange = CURRENT.get(None)
-        with exchange.waiting() if wait and exchange is not None else nullcontext():
-            return await self._pull(list(dict.fromkeys(topics)), ttr, wait, most)
-
-    async def _pull(
-        self, names: Sequence[str], ttr: float | TtrOf, wait: float, most: int
-    ) -> list[HandedOut]:
-        pulls, loop = self._service.pulls, asyncio.get_running_loop()
+        names = list(dict.fromkeys(topics))
+        pulls, loop, exchange = self._service.pulls, asyncio.get_running_loop(), CURRENT.get(None)
         end = loop.time() + wait
-        while True:
-            left = max(end - loop.time(), 0.0)
-            there = [name for name in names if self.topic_known(name)]
-            step = left if len(there) == len(names) else min(left, LOOK_SECONDS)
-            if there:
-                got = await pulls.pull(there, most=most, wait=step, ttr=ttr)
-                if got or step >= left:
-                    return got
-            elif left and not self._service.stopping:
-                await asyncio.sleep(step)
-            if self._service.stopping or loop.time() >= end:
-                return []
+        # Only pulls that wait take a place among those that do: however many wait, other calls are answered.
+        with exchange.waiting() if wait and exchange is not None else nullcontext():
+            while True:
+                left = max(end - loop.time(), 0.0)
+                there = [name for name in names if self.topic_known(name)]
+                step = left if len(there) == len(names) else min(left, LOOK_SECONDS)
+                if there:
+                    got = await pulls.pull(there, most=most, wait=step, ttr=ttr)
+                    if got or step >= left:
+                        return got
+                elif left and not self._service.stopping:
+                    await asyncio.sleep(step)
+                if self._service.stopping or loop.time() >= end:
+                    return []
 
     def topic_known(self, name: str) -> Topic | None:
         """Return a pulled topic of its own that this process knows: for polls."""
@@ -119,11 +157,6 @@ class DialectTasks:
         return topic if topic is not None and topic.delivery is Delivery.PULL else None
 
     # --- own tasks
-
-    @property
-    def prefix(self) -> str:
-        """How the dedup_keys of its tasks begin."""
-        return f"{self.name}:"
 
     def topic_of(self, row: TaskRow) -> Topic | None:
         """Return the topic of a task of its own, None if it is another's."""

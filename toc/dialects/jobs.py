@@ -10,11 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from toc.dialects.dialect_tasks import DialectTasks
-from toc.dialects.names import key_for, topic_for
-from toc.gateway.service import Service
+from toc.dialects.dialect_tasks import key_for, topic_for
+from toc.dialects.port import Dialect
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import BodyGone, InvalidBizId
 from toc.model.pull import PullRow
@@ -60,61 +59,58 @@ class Job(NamedTuple):
         )
 
 
-class Jobs:
-    """The jobs of one dialect. ``prefix`` begins the names of their topics."""
+class JobDialect(Dialect):
+    """A dialect of jobs; the names of their topics begin with ``prefix``."""
 
-    def __init__(self, service: Service, tasks: DialectTasks, prefix: str) -> None:
-        self._service = service
-        self._tasks = tasks
-        self._prefix = prefix
+    prefix: ClassVar[str]
 
     def due(self, delay: int) -> int:
         """Return when a job is due that is pushed now (ms): never early."""
-        return self._service.center.clock.now_ms() + 1 + delay
+        return self.service.center.clock.now_ms() + 1 + delay
 
     async def push(self, job: Job) -> None:
         """Store a job, or replace the one of its id that is pending in its topic."""
         if len(job.id.encode()) > MAX_KEY_BYTES:
             raise InvalidBizId(f"an id may have {MAX_KEY_BYTES} bytes")
-        task = job.task(self._tasks.name, self._prefix)
-        await self._tasks.make_topic([task])
-        await self._tasks.put(task)
+        task = job.task(self.name, self.prefix)
+        await self.tasks.make_topic([task])
+        await self.tasks.put(task)
 
     async def pop(self, topics: list[str], *, wait: float = 0.0) -> tuple[HandedOut, Job] | None:
         """Hand out the first job that is due, of the first of these topics that has any."""
-        names = [topic_for(topic, self._prefix) for topic in topics]
+        names = [topic_for(topic, self.prefix) for topic in topics]
         end = time.monotonic() + wait
-        while got := await self._tasks.pull(names, _ttr, wait=max(end - time.monotonic(), 0.0)):
-            for one, body in await self._tasks.bodies(got):
+        while got := await self.tasks.pull(names, _ttr, wait=max(end - time.monotonic(), 0.0)):
+            for one, body in await self.tasks.bodies(got):
                 job = _job(one.task.attribute, body, to_ms(one.task.action_time))
                 if job is not None:
                     return one, job
-                await self._service.pulls.bury([one], NO_JOB)
+                await self.service.pulls.bury([one], NO_JOB)
         return None
 
     async def finish(self, job_id: str) -> None:
         """End a job that was handed out since it was pushed."""
         for row in await self._pending(job_id):
-            await self._tasks.end(row)
+            await self.tasks.end(row)
 
     async def delete(self, job_id: str) -> None:
         """End a job."""
         for row in await self._pending(job_id):
-            await self._tasks.cancel(row)
+            await self.tasks.cancel(row)
 
     async def get(self, job_id: str) -> Job | None:
         """Return a job that has not ended. Raises UnreadableTask or StoreUnavailable."""
         while rows := await self._pending(job_id):
             row = rows[-1]
             with suppress(BodyGone):  # replaced between the two reads, or ended
-                body = await self._tasks.body(row)
+                body = await self.tasks.body(row)
                 return _job(decode_attribute(row.attribute), body, row.action_time)
         return None
 
     async def _pending(self, job_id: str) -> list[TaskRow]:
         if not job_id or len(job_id.encode()) > MAX_KEY_BYTES:
             return []
-        rows = await self._tasks.find_own(key_for(job_id), f"{self._tasks.name}:{KEY}")
+        rows = await self.tasks.find_own(key_for(job_id), f"{self.name}:{KEY}")
         return [row for row in rows if row.status == TaskStatus.PENDING]
 
 

@@ -1,35 +1,35 @@
-"""lmstfy's API: jobs are tasks of topics ``lmstfy.namespace.queue``, whose biz_id is the job's id."""
+"""lmstfy's two ports. A job is a task of the topic ``lmstfy.namespace.queue``; its id is the biz_id.
+
+The admin API lists queues, and makes tokens for namespaces, which are access tokens of toc.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import binascii
+import re
+import secrets
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from importlib.metadata import version
+from typing import ClassVar
 
 from toc.dialects import lmstfy_wire as wire
 from toc.dialects.dialect_tasks import MAX_TOPICS, DialectTasks
-from toc.dialects.lmstfy_replies import (
-    id_of,
-    job_of,
-    refusal,
-    reply,
-    secret_of,
-)
-from toc.dialects.lmstfy_tasks import DEDUP_KEY, NAME, ascending, task_of, template_of, topic_of
-from toc.dialects.lmstfy_wire import Call, Query, Refused, Route
-from toc.dialects.port import ALL, LONG, Dialect, Reply, Request
-from toc.model.access import Access, Token
-from toc.model.errors import (
-    BodyGone,
-    IndexUnavailable,
-    InvalidBizId,
-    TocError,
-    UnreadableTask,
-)
+from toc.dialects.lmstfy_wire import Query, Refused, prefix_of, reply, secret_of
+from toc.dialects.port import ALL, BESIDE_BYTES, LONG, Dialect, Reply, Request
+from toc.gateway.service import Service
+from toc.model import errors
+from toc.model.access import Access, Action, Role, Token
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome
 from toc.model.task import Submission, TaskRow, TaskStatus
 from toc.model.topic import Template
 from toc.operate import bulk
+from toc.operate.audit import audited
+from toc.operate.operation import Place
+from toc.operate.tokens import LONGEST, create_token, revoke_token
 from toc.pull.handed_out import HandedOut
 from toc.sdk.submission import LATEST_MS
 from toc.store.tasks.select import Selection
@@ -40,27 +40,22 @@ MAX_HOLD_SECONDS = 600.0
 """Longest wait of a consumer."""
 PAGE = 500
 
-RATED = {
-    **dict.fromkeys((Call.PUBLISH, Call.BULK, Call.REPUBLISH), "produce"),
-    Call.CONSUME: "consume",
-}
-"""The calls that count against a token's rate, and the word for each of them in a refusal."""
-
-
-class QueueRequest(NamedTuple):
-    """A request for a call on one queue. A consumer may name several queues in one request."""
-
-    where: Route
-    query: Query
-    request: Request
-    tasks: DialectTasks
-    topic: str
+ROLES = frozenset({Role.PRODUCE, Role.CONSUME, Role.OPERATE})
+"""What a token of lmstfy may do, on the queues of its namespace."""
+SHORTEST_TOKEN = 20
+EVERYWHERE_SECONDS = 1.0
+"""Every gateway knows a new token after this many seconds."""
+ENGINE = "redis"
+"""lmstfy has several engines. This one is named as the engine of every pool."""
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+_NO_PAGE = Reply(b"404 page not found", 404, "text/plain")
+_UNAUTHORIZED = 401
 
 
 class Lmstfy(Dialect):
     """The API of lmstfy, port 7777."""
 
-    name: ClassVar[str] = NAME
+    name: ClassVar[str] = wire.NAME
     templates: ClassVar[tuple[Template, ...]] = ()
     largest: ClassVar[int] = MAX_BYTES
     guarded: ClassVar[bool] = False
@@ -70,17 +65,15 @@ class Lmstfy(Dialect):
         where = wire.route(request.method, request.path)
         if where is None:
             return reply({"error": "api not found"}, 404)
-        topic = topic_of(where.namespace, where.queue)
-        tasks = DialectTasks(self.service, NAME, (template_of(where.namespace),))
-        on_queue = QueueRequest(where, Query(request.query), request, tasks, topic)
-        do: Callable[[QueueRequest], Awaitable[Reply]] = getattr(self, f"_{where.call.name.lower()}")
-        return await do(on_queue)
+        do: Callable[[], Awaitable[Reply]] = getattr(
+            QueueRequest(self.service, request, where), where.call.name
+        )
+        return (await do())._replace(name=where.call.name)
 
     def failed(self, request: Request, error: Exception) -> Reply:
         """Answer a mistake, or a failure, which clients repeat."""
         where = wire.route(request.method, request.path)
-        name = "other" if where is None else where.call.name.lower()
-        return refusal(error)._replace(name=name)
+        return wire.refusal(error)._replace(name="other" if where is None else where.call.name)
 
     def token(self, request: Request) -> Token | None:
         """Return the request's token, None if it needs none. Raises Refused unless it allows the request."""
@@ -97,52 +90,61 @@ class Lmstfy(Dialect):
         if not secret:
             raise Refused(401, "token not found")
         token = self.service.book.find(secret_of(secret))
-        queues = where.queue.split(",") if where.call is Call.CONSUME else [where.queue]
-        if len(queues) > MAX_TOPICS:
+        if len(where.queues) > MAX_TOPICS:
             raise Refused(400, "invalid queue name(s)")
-        topics = [topic_of(where.namespace, queue) for queue in queues]
+        topics = [wire.topic_of(where.namespace, queue) for queue in where.queues]
         if token is None or not all(token.may(right, topic) is Access.ALLOWED for topic in topics):
             raise Refused(401, "invalid token")
-        action = RATED.get(where.call)
-        if action is not None and self.service.book.wait(token):
-            words = f"token({token.name}) {action} reach the limit rate, please retry later"
+        if where.call.rated and self.service.book.wait(token):
+            words = f"token({token.name}) {where.call.rated} reach the limit rate, please retry later"
             raise Refused(429, words, key="msg")
         return token
 
+
+class QueueRequest:
+    """A request on one queue, or of a consumer on several: each method answers a call."""
+
+    def __init__(self, service: Service, request: Request, where: wire.Route) -> None:
+        self._service = service
+        self._request = request
+        self._where = where
+        self._query = Query(request.query)
+        self._tasks = DialectTasks(service, wire.NAME, (wire.template_of(where.namespace),))
+        self._topic = wire.topic_of(where.namespace, where.queue)
+        self._names = {"namespace": where.namespace, "queue": where.queue}
+
     # --- publish
 
-    async def _publish(self, on_queue: QueueRequest) -> Reply:
-        if on_queue.where.job_id:  # whatever else is wrong
-            await self._end(on_queue)
-        wanted = wire.publishing(on_queue.query)
-        if len(on_queue.request.body) > wire.MAX_JOB_BYTES:
+    async def publish(self) -> Reply:
+        """Store a job, after the one that the path names has been ended."""
+        if self._where.job_id:  # whatever else is wrong
+            await self._end()
+        wanted = wire.publishing(self._query)
+        if len(self._request.body) > wire.MAX_JOB_BYTES:
             raise Refused(413, "body too large")
-        (job_id,) = await self._store(on_queue, wanted, [on_queue.request.body])
-        return reply({"msg": "published", "job_id": job_id}, 201, on_queue.where.call)
+        (job_id,) = await self._store(wanted, [self._request.body])
+        return reply({"msg": "published", "job_id": job_id}, 201)
 
-    _republish = _publish
+    republish = publish
 
-    async def _bulk(self, on_queue: QueueRequest) -> Reply:
-        wanted = wire.publishing(on_queue.query)
-        body = on_queue.request.body
-        jobs = await self.service.parsed(body, partial(wire.bulk_jobs, body))
-        job_ids = await self._store(on_queue, wanted, jobs)
-        return reply({"msg": "published", "job_ids": job_ids}, 201, on_queue.where.call)
+    async def bulk(self) -> Reply:
+        """Store many jobs."""
+        wanted = wire.publishing(self._query)
+        body = self._request.body
+        jobs = await self._service.parsed(body, partial(wire.bulk_jobs, body))
+        return reply({"msg": "published", "job_ids": await self._store(wanted, jobs)}, 201)
 
-    async def _store(
-        self, on_queue: QueueRequest, wanted: wire.Publishing, bodies: Sequence[bytes]
-    ) -> list[str]:
+    async def _store(self, wanted: wire.Publishing, bodies: Sequence[bytes]) -> list[str]:
         """Store jobs and return their ids. Consumers get them in this order."""
-        versioned = (on_queue.request.header(wire.VERSION_HEADER) or "").upper() == "YES"
-        attributes = wire.attributes(on_queue.request.headers, versioned=versioned)
-        now = self.service.center.clock.now_ms()
-        job_ids = ascending(wire.new_job_id(now, wanted.delay, versioned=versioned) for _ in bodies)
+        versioned = (self._request.header(wire.VERSION_HEADER) or "").upper() == "YES"
+        attributes = wire.attributes(self._request.headers, versioned=versioned)
+        now = self._now()
+        job_ids = wire.ascending(wire.new_job_id(now, wanted.delay, versioned=versioned) for _ in bodies)
         tasks = [
-            task_of(
-                on_queue.where.namespace,
-                on_queue.where.queue,
-                job_id,
-                body,
+            wire.task_of(
+                **self._names,
+                job_id=job_id,
+                body=body,
                 due=now + 1000 * wanted.delay,
                 expires_at=now + 1000 * wanted.ttl if wanted.ttl else 0,
                 tries=wanted.tries,
@@ -151,203 +153,347 @@ class Lmstfy(Dialect):
             )
             for job_id, body in zip(job_ids, bodies, strict=True)
         ]
-        await on_queue.tasks.make_topic(tasks)
-        batcher = self.service.batcher
+        await self._tasks.make_topic(tasks)
+        batcher = self._service.batcher
         checked = [await batcher.checked(task, by_dialect=True) for task in tasks]
         for outcome in await batcher.store_each([one for one in checked if isinstance(one, Submission)]):
-            if isinstance(outcome, TocError):
+            if isinstance(outcome, errors.TocError):
                 raise outcome
-        return [str(task.biz_id) for task in tasks]
+        return job_ids
 
     # --- consume
 
-    async def _consume(self, on_queue: QueueRequest) -> Reply:
-        namespace = on_queue.where.namespace
-        wanted = wire.consuming(on_queue.where.queue, on_queue.query)
-        queues = {topic_of(namespace, queue): queue for queue in wanted.queues}
-        got = await self._pull(on_queue.tasks, list(queues), wanted)
-        token = on_queue.request.token
-        if token is not None and not self.service.book.in_force(token):
-            self.service.pulls.release(got)  # it was revoked during the wait
+    async def consume(self) -> Reply:
+        """Hand out jobs: as many as are ready, of all queues, as soon as one is."""
+        number, book = self._query.number, self._service.book
+        ttr = number("ttr", wire.DEFAULT_TTR, most=wire.U32)
+        timeout = number("timeout", 0, most=wire.U32)
+        most = number("count", 1, least=1, most=wire.MAX_AT_ONCE)
+        queues = {wire.topic_of(self._where.namespace, queue): queue for queue in self._where.queues if queue}
+        if not queues:
+            raise Refused(400, "invalid queue name(s)")
+        wait = min(float(timeout), MAX_HOLD_SECONDS)
+        got = await self._pull(list(queues), float(min(max(ttr, 1), MAX_TTR_SECONDS)), wait, most)
+        token = self._request.token
+        if token is not None and not book.in_force(token):
+            self._service.pulls.release(got)  # it was revoked during the wait
             raise Refused(401, "invalid token")
-        filled = await on_queue.tasks.bodies(got)
-        now = self.service.center.clock.now_ms()
+        filled = await self._tasks.bodies(got)
+        now, namespace = self._now(), self._where.namespace
         jobs = [
-            job_of(one.row, namespace, queues[one.task.topic], body, now) | {"msg": "new job"}
+            wire.job_of(one.row, namespace, queues[one.task.topic], body, now) | {"msg": "new job"}
             for one, body in filled
         ]
         if not jobs:
-            return reply({"msg": "no job available"}, 404, on_queue.where.call)
-        answer = reply(jobs[0] if wanted.most == 1 else jobs, 200, on_queue.where.call)
-        return answer._replace(handed=[one for one, _ in filled])
+            return reply({"msg": "no job available"}, 404)
+        return reply(jobs[0] if most == 1 else jobs)._replace(handed=[one for one, _ in filled])
 
-    async def _pull(
-        self, tasks: DialectTasks, topics: Sequence[str], wanted: wire.Consuming
-    ) -> list[HandedOut]:
-        """Hand out jobs: as many as are ready, of all queues, as soon as one is."""
-        ttr = float(min(max(wanted.ttr, 1), MAX_TTR_SECONDS))
-        got = await tasks.pull(
-            topics, ttr, wait=min(float(wanted.timeout), MAX_HOLD_SECONDS), most=wanted.most
-        )
+    async def _pull(self, topics: Sequence[str], ttr: float, wait: float, most: int) -> list[HandedOut]:
+        got = await self._tasks.pull(topics, ttr, wait=wait, most=most)
         try:
-            while got and len(got) < wanted.most:
-                more = await tasks.pull(topics, ttr, most=wanted.most - len(got))
+            while got and len(got) < most:
+                more = await self._tasks.pull(topics, ttr, most=most - len(got))
                 if not more:
                     break
                 got = [*got, *more]
         except BaseException:
-            self.service.pulls.release(got)
+            self._service.pulls.release(got)
             raise
         places = {topic: place for place, topic in enumerate(topics)}
         return sorted(got, key=lambda one: (places[one.task.topic], one.order))
 
-    async def _delete(self, on_queue: QueueRequest) -> Reply:
-        await self._end(on_queue)
-        return reply(None, 204, on_queue.where.call)
+    async def delete(self) -> Reply:
+        """End a job: it is done, or nobody wants it."""
+        await self._end()
+        return reply(None, 204)
 
-    async def _end(self, on_queue: QueueRequest) -> None:
+    async def _end(self) -> None:
         """End a job for good, whatever its state. Raises StoreUnavailable or IndexUnavailable."""
-        for row in await self._rows(on_queue):
+        for row in await self._rows():
             if row.status == TaskStatus.PENDING:
-                outcome = await on_queue.tasks.end(row)
+                outcome = await self._tasks.end(row)
                 if outcome in (AckOutcome.NOT_HANDED_OUT, AckOutcome.REPLACED):
-                    await on_queue.tasks.cancel(row)
+                    await self._tasks.cancel(row)
             elif row.status == TaskStatus.DEAD:
                 await self._purge([row])
 
     async def _purge(self, dead: Sequence[TaskRow]) -> int:
         """Delete dead jobs. Returns how many. Raises IndexUnavailable if some are left."""
         ids = [row.job_id for row in dead]
-        counts = await self.service.within(LONG, partial(bulk.purge_dead, self.service.center, ids))
+        counts = await self._service.within(LONG, partial(bulk.purge_dead, self._service.center, ids))
         if counts["left"]:
-            raise IndexUnavailable(f"{counts['left']} dead jobs were not deleted")
+            raise errors.IndexUnavailable(f"{counts['left']} dead jobs were not deleted")
         return counts["purged"]
 
     # --- look
 
-    async def _peek(self, on_queue: QueueRequest) -> Reply:
-        ready = await self._page(on_queue, TaskStatus.PENDING, 1)
+    async def peek(self) -> Reply:
+        """Show the first job that is ready."""
+        ready = await self._page(TaskStatus.PENDING, 1)
         if not ready:
             raise Refused(404, "the queue is empty")
-        return reply(await self._job(on_queue, ready[0]), 200, on_queue.where.call)
+        return await self._shown(ready[0])
 
-    async def _peek_job(self, on_queue: QueueRequest) -> Reply:
-        now = self.service.center.clock.now_ms()
-        for row in await self._rows(on_queue):
-            dead = row.status == TaskStatus.DEAD
-            if dead or (row.status == TaskStatus.PENDING and not 0 < row.expires_at < now):
-                return reply(await self._job(on_queue, row), 200, on_queue.where.call)
+    async def peek_job(self) -> Reply:
+        """Show a job."""
+        for row in await self._rows():
+            if row.status == TaskStatus.DEAD or (row.status == TaskStatus.PENDING and not self._expired(row)):
+                return await self._shown(row)
         raise Refused(404, "job not found")
 
-    async def _size(self, on_queue: QueueRequest) -> Reply:
-        return await self._counted(on_queue, TaskStatus.PENDING)
+    async def size(self) -> Reply:
+        """Count the jobs that are ready."""
+        return reply({**self._names, "size": await self._count(TaskStatus.PENDING)})
 
-    async def _dead_size(self, on_queue: QueueRequest) -> Reply:
-        return await self._counted(on_queue, TaskStatus.DEAD)
-
-    async def _counted(self, on_queue: QueueRequest, status: TaskStatus) -> Reply:
-        size = await self._count(on_queue, status)
-        return reply({**_names(on_queue), "size": size}, 200, on_queue.where.call)
+    async def dead_size(self) -> Reply:
+        """Count the dead letters."""
+        return reply({**self._names, "size": await self._count(TaskStatus.DEAD)})
 
     # --- many
 
-    async def _destroy(self, on_queue: QueueRequest) -> Reply:
+    async def destroy(self) -> Reply:
         """End the ready jobs of a queue. Those that wait for their time or are being worked on stay."""
-        while ready := await self._page(on_queue, TaskStatus.PENDING, PAGE):
+        while ready := await self._page(TaskStatus.PENDING, PAGE):
             ids = [row.job_id for row in ready]
-            await self.service.within(LONG, partial(bulk.cancel, self.service.center, ids))
-        return reply(None, 204, on_queue.where.call)
+            await self._service.within(LONG, partial(bulk.cancel, self._service.center, ids))
+        return reply(None, 204)
 
-    async def _peek_dead(self, on_queue: QueueRequest) -> Reply:
-        dead = await self._page(on_queue, TaskStatus.DEAD, 1)
-        return reply(
-            {
-                **_names(on_queue),
-                "deadletter_size": await self._count(on_queue, TaskStatus.DEAD) if dead else 0,
-                "deadletter_head": id_of(dead[0]) if dead else "",
-            },
-            200,
-            on_queue.where.call,
-        )
+    async def peek_dead(self) -> Reply:
+        """Count the dead letters, and show the first."""
+        dead = await self._page(TaskStatus.DEAD, 1)
+        size = await self._count(TaskStatus.DEAD) if dead else 0
+        head = wire.id_of(dead[0]) if dead else ""
+        return reply({**self._names, "deadletter_size": size, "deadletter_head": head})
 
-    async def _respawn(self, on_queue: QueueRequest) -> Reply:
-        limit, ttl = wire.limit(on_queue.query), wire.respawn_ttl(on_queue.query)
-        center, count = self.service.center, 0
-        while count < limit:
-            dead = await self._page(on_queue, TaskStatus.DEAD, min(PAGE, limit - count))
-            if not dead:
-                break
-            now = center.clock.now_ms()
-            ids, ends = [row.job_id for row in dead], min(now + 1000 * ttl, LATEST_MS) if ttl else 0
-            redrive = partial(bulk.redrive, center, ids, tries=1, expires_at=ends)
-            done = await self.service.within(LONG, redrive)
-            count += done["redriven"]
-        return reply({"msg": "respawned", "count": count}, 200, on_queue.where.call)
+    async def respawn(self) -> Reply:
+        """Make dead letters ready again."""
+        limit = self._limit()
+        ttl = self._query.number("ttl", wire.DEFAULT_TTL, most=wire.I63, signed=True)
+        count = 0
+        while count < limit and (dead := await self._page(TaskStatus.DEAD, min(PAGE, limit - count))):
+            ids, ends = [row.job_id for row in dead], min(self._now() + 1000 * ttl, LATEST_MS) if ttl else 0
+            redrive = partial(bulk.redrive, self._service.center, ids, tries=1, expires_at=ends)
+            count += (await self._service.within(LONG, redrive))["redriven"]
+        return reply({"msg": "respawned", "count": count})
 
-    async def _delete_dead(self, on_queue: QueueRequest) -> Reply:
-        left = wire.limit(on_queue.query)
-        while left > 0:
-            dead = await self._page(on_queue, TaskStatus.DEAD, min(PAGE, left))
-            if not dead:
-                break
+    async def delete_dead(self) -> Reply:
+        """Delete dead letters."""
+        left = self._limit()
+        while left > 0 and (dead := await self._page(TaskStatus.DEAD, min(PAGE, left))):
             left -= len(dead)
             if not await self._purge(dead):  # others have just deleted or respawned them
                 break
-        return reply(None, 204, on_queue.where.call)
+        return reply(None, 204)
 
     # --- inside
 
-    async def _rows(self, on_queue: QueueRequest) -> list[TaskRow]:
+    def _now(self) -> int:
+        return self._service.center.clock.now_ms()
+
+    def _limit(self) -> int:
+        """Return how many dead letters are meant. Raises Refused."""
+        return self._query.number("limit", 1, least=1, most=wire.I63, signed=True)
+
+    def _expired(self, row: TaskRow) -> bool:
+        return 0 < row.expires_at < self._now()
+
+    async def _rows(self) -> list[TaskRow]:
         """Return the tasks of the job that the path names, in the queue that it names: one, or none."""
         try:
-            rows = await on_queue.tasks.find_own(on_queue.where.job_id, DEDUP_KEY)
-        except InvalidBizId:
+            rows = await self._tasks.find_own(self._where.job_id, wire.DEDUP_KEY)
+        except errors.InvalidBizId:
             return []
-        return [
-            row
-            for row in rows
-            if (topic := on_queue.tasks.topic_of(row)) is not None and topic.name == on_queue.topic
-        ]
+        topics = ((row, self._tasks.topic_of(row)) for row in rows)
+        return [row for row, topic in topics if topic is not None and topic.name == self._topic]
 
-    async def _selection(self, on_queue: QueueRequest, status: TaskStatus) -> Selection | None:
+    async def _selection(self, status: TaskStatus) -> Selection | None:
         """Return what selects the ready or the dead jobs of a queue; None if there is no such queue."""
-        topic = on_queue.tasks.topic_known(on_queue.topic)
+        topic = self._tasks.topic_known(self._topic)
         if topic is None:
-            await self.service.batcher.read_topics()  # another process may just have created it
-            topic = on_queue.tasks.topic_known(on_queue.topic)
+            await self._service.batcher.read_topics()  # another process may just have created it
+            topic = self._tasks.topic_known(self._topic)
         if topic is None:
             return None
-        ready = status is TaskStatus.PENDING
-        before = self.service.center.clock.now_ms() + 1 if ready else None
-        return Selection(status, biz_types=[topic.biz_type], before=before, dedup_key=DEDUP_KEY)
+        before = self._now() + 1 if status is TaskStatus.PENDING else None
+        return Selection(status, biz_types=[topic.biz_type], before=before, dedup_key=wire.DEDUP_KEY)
 
-    async def _page(self, on_queue: QueueRequest, status: TaskStatus, limit: int) -> list[TaskRow]:
+    async def _page(self, status: TaskStatus, limit: int) -> list[TaskRow]:
         """Return at most ``limit`` ready or dead jobs of a queue, the first of them."""
-        wanted = await self._selection(on_queue, status)
+        wanted = await self._selection(status)
         if wanted is None:
             return []
-        selections, cursor = self.service.center.store.selections, None
+        selections, cursor = self._service.center.store.selections, None
         while True:
-            page = await self.service.within(ALL, partial(selections.page, wanted, cursor, limit))
+            page = await self._service.within(ALL, partial(selections.page, wanted, cursor, limit))
             if page.rows or page.next is None:
                 return page.rows
             cursor = page.next
 
-    async def _count(self, on_queue: QueueRequest, status: TaskStatus) -> int:
-        wanted = await self._selection(on_queue, status)
+    async def _count(self, status: TaskStatus) -> int:
+        wanted = await self._selection(status)
         if wanted is None:
             return 0
-        return await self.service.within(ALL, partial(self.service.center.store.selections.count, wanted))
+        selections = self._service.center.store.selections
+        return await self._service.within(ALL, partial(selections.count, wanted))
 
-    async def _job(self, on_queue: QueueRequest, row: TaskRow) -> dict[str, Any]:
-        now = self.service.center.clock.now_ms()
+    async def _shown(self, row: TaskRow) -> Reply:
+        data = None
+        if row.status != TaskStatus.PENDING or not self._expired(row):
+            with suppress(errors.BodyGone, errors.UnreadableTask):
+                data = await self._tasks.body(row)
+        return reply(wire.job_of(row, **self._names, data=data, now=self._now()))
+
+
+class LmstfyAdmin(Dialect):
+    """The admin API of lmstfy, port 7778. It needs basic auth: any user, and as the password an access token
+    of the role admin, which grants no more than it has."""
+
+    name: ClassVar[str] = "lmstfy-admin"
+    templates: ClassVar[tuple[Template, ...]] = ()
+    largest: ClassVar[int] = BESIDE_BYTES
+
+    def token(self, request: Request) -> Token:
+        """Return the administrator's token that a request carries. Raises Refused without a valid one."""
+        kind, _, text = (request.header(b"authorization") or "").partition(" ")
         try:
-            expired = 0 < row.expires_at < now and row.status == TaskStatus.PENDING
-            data = None if expired else await on_queue.tasks.body(row)
-        except (BodyGone, UnreadableTask):
-            data = None
-        return job_of(row, on_queue.where.namespace, on_queue.where.queue, data, now)
+            secret = b64decode(text, validate=True).decode().partition(":")[2]
+        except (binascii.Error, ValueError):
+            secret = ""
+        token = self.service.book.find(secret) if kind.lower() == "basic" else None
+        if token is None or token.may(Action.CHANGE_TOKENS) is not Access.ALLOWED:
+            raise Refused(_UNAUTHORIZED, "unauthorized")
+        return token
+
+    async def answer(self, request: Request) -> Reply:
+        """Answer a request. Raises Refused for a mistake."""
+        giver, query = self.token(request), Query(request.query)
+        engine = query.get("kind", ENGINE)
+        match (request.method, *request.path.strip("/").split("/")):
+            case ("GET", "version"):
+                release = {"version": version("timeout-center"), "build_commit": "", "build_date": ""}
+                return _render(release, "version")
+            case ("GET", "pools"):
+                return _render(["default"] if engine == ENGINE else [], "pools")
+            case ("GET", "info"):
+                there = engine == ENGINE and query.get("pool") in ("", "default")
+                return self._info(giver) if there else reply(None)._replace(name="info")
+            case ("GET", "token", namespace):
+                return await self._list(namespace, query, giver)
+            case ("POST", "token", namespace):
+                return await self._create(namespace, query, request, giver)
+            case ("DELETE", "token", namespace, text):
+                return await self._delete(namespace, text, giver)
+        return _NO_PAGE._replace(headers=reply(None, 404).headers)
+
+    def failed(self, request: Request, error: Exception) -> Reply:  # noqa: ARG002 - its signature
+        """Answer a mistake or a failure."""
+        if isinstance(error, Refused) and error.status == _UNAUTHORIZED:
+            realm = (b"www-authenticate", b'Basic realm="Authorization Required"')
+            answer = reply(None, _UNAUTHORIZED)
+            return answer._replace(headers=(*answer.headers, realm))
+        if isinstance(error, errors.NotGranted):
+            error = Refused(403, str(error))
+        return wire.refusal(error)
+
+    # --- calls
+
+    def _info(self, giver: Token) -> Reply:
+        """List namespaces with their queues, those that the giver may see, as in the names of topics."""
+        found: dict[str, list[str]] = {}
+        for name in sorted(self.service.center.catalog.known()):
+            if name.startswith(wire.PREFIX) and giver.may(Action.READ_TOPICS, name) is Access.ALLOWED:
+                namespace, _, queue = name.removeprefix(wire.PREFIX).partition(".")
+                found.setdefault(namespace, []).append(queue)
+        answer = _render(found, "info")
+        return answer._replace(body=answer.body + b"\n", media_type="text/plain; charset=utf-8")
+
+    async def _list(self, namespace: str, query: Query, giver: Token) -> Reply:
+        """List the names of the tokens of a namespace, each with what it is for."""
+        _pool(query.get("pool"))
+        now = self.service.center.clock.now_ms()
+        mine = [one for one in await self._tokens(namespace) if one.lives(now) and giver.covers(one)]
+        return _render({"tokens": {one.name: one.created_by.partition(": ")[2] for one in mine}}, "tokens")
+
+    async def _create(self, namespace: str, query: Query, request: Request, giver: Token) -> Reply:
+        form = Query(request.body if _is_form(request) else b"")
+        description = form.get("description") or query.get("description")
+        given = form.get("token") or query.get("token")
+        if not description:
+            raise Refused(400, "invalid description")
+        if given and len(given) < SHORTEST_TOKEN:
+            raise Refused(400, "the user token was too short")
+        if len(namespace.encode()) > wire.LONGEST_NAME:
+            raise Refused(400, "the namespace name was too long")
+        if not wire.is_name(namespace):
+            raise Refused(400, "namespace name contains forbidden characters")
+        pool = query.get("pool")
+        if given:
+            named, given = wire.split_token(given)
+            pool = pool or (named if named != "default" else "")
+        _pool(pool)
+        if len(secret_of(given)) > LONGEST:
+            raise Refused(400, "the user token was too long")
+        try:
+            secret = await self.service.within(
+                Place.FIRST, partial(self._make, namespace, description, given, giver)
+            )
+        except errors.NameTaken:
+            raise Refused(400, "token has already existed") from None
+        await asyncio.sleep(EVERYWHERE_SECONDS)
+        token = given or secret
+        return _render({"token": f"{pool}:{token}" if pool else token}, "create", 201)
+
+    async def _delete(self, namespace: str, text: str, giver: Token) -> Reply:
+        """Revoke a token of a namespace, given by itself or by its name."""
+        pool, secret = wire.split_token(text)
+        _pool(pool)
+        token = self.service.book.find(secret_of(secret))
+        name = token.name if token is not None else secret
+        if any(one.name == name for one in await self._tokens(namespace)):
+            with suppress(errors.UnknownToken):  # it allows more than the giver's, or was just revoked
+                await self.service.within(Place.FIRST, partial(self._revoke, name, giver))
+            await asyncio.sleep(EVERYWHERE_SECONDS)
+        return reply(None, 204)._replace(name="delete")
+
+    # --- inside
+
+    async def _tokens(self, namespace: str) -> list[Token]:
+        """Return the tokens of a namespace, also those that live no more."""
+        every = await self.service.within(Place.FIRST, self.service.center.store.tokens.list)
+        return [one for one in every if one.topics == (f"{prefix_of(namespace)}*",)]
+
+    def _make(self, namespace: str, description: str, given: str, giver: Token) -> str:
+        center = self.service.center
+        words = _NO_NAME.sub("-", description).strip("-._")[:40]
+        name = f"{words or wire.NAME}-{secrets.token_hex(4)}"
+        with audited(center.store, giver.name, "token.create", name, namespace=namespace):
+            made = create_token(
+                center.store,
+                name,
+                roles=ROLES,
+                topics=[f"{prefix_of(namespace)}*"],
+                clock=center.clock,
+                by=f"{giver.name}: {description}"[:128],
+                giver=giver,
+                secret=secret_of(given) if given else None,
+            )
+        return made.secret
+
+    def _revoke(self, name: str, giver: Token) -> str:
+        store = self.service.center.store
+        with audited(store, giver.name, "token.revoke", name):
+            return revoke_token(store, name, giver=giver).name
 
 
-def _names(on_queue: QueueRequest) -> dict[str, object]:
-    return {"namespace": on_queue.where.namespace, "queue": on_queue.where.queue}
+def _render(content: object, name: str, status: int = 200) -> Reply:
+    return reply(content, status, indent=True)._replace(name=name)
+
+
+def _pool(name: str) -> None:
+    if name not in ("", "default"):
+        raise Refused(400, "pool not found")
+
+
+def _is_form(request: Request) -> bool:
+    kind = request.header(b"content-type") or ""
+    return kind.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"

@@ -1,4 +1,4 @@
-"""lmstfy on the wire: what requests say, and how answers look. Knows no server.
+"""lmstfy on the wire: what requests say, jobs as tasks, and how answers look. Knows no server.
 
 Words, codes and the order of the checks are those of bitleak/lmstfy 725f59e.
 """
@@ -10,15 +10,31 @@ import re
 import secrets
 import string
 import time
-from collections.abc import Sequence
-from enum import Enum
-from typing import NamedTuple, NoReturn
+from base64 import b64encode
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple, NoReturn
 from urllib.parse import parse_qsl
 
+from toc.dialects import dialect_tasks
+from toc.dialects.dialect_tasks import hashed, topic_for
+from toc.dialects.port import Reply, to_go_json
+from toc.gateway.exchange import Headers
+from toc.model import errors
 from toc.model.access import Action
+from toc.model.clock import from_ms
 from toc.model.documents import check_depth
-from toc.model.errors import InvalidInput
+from toc.model.pull import MAX_TTR_SECONDS, PullRow
+from toc.model.sharding import MAX_TABLES, crc32
+from toc.model.task import NewTask, TaskRow, TaskStatus, decode_attribute
+from toc.model.topic import Template
+from toc.operate import tokens
 
+NAME = "lmstfy"
+DEDUP_KEY = f"{NAME}:job"
+PREFIX = f"{NAME}."
+RETENTION_SECONDS = 86_400
+LONGEST_NAMESPACE = 86
+"""Most characters of a namespace in a topic's name, so that a hash and the dots fit behind it."""
 MAX_JOB_BYTES = 1 << 20
 MAX_IN_BULK = 64
 MAX_AT_ONCE = 100
@@ -31,12 +47,12 @@ MEDIA_TYPE = "application/json; charset=utf-8"
 
 DEFAULT_TTL, DEFAULT_TTR = 86_400, 120
 U16, U32, I63 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1
+MAX_TRIES = U16 - 1
+"""The most tries of a job. One more, 65,535, would mean no limit."""
 LONGEST_NAME = 255
 
-Headers = Sequence[tuple[bytes, bytes]]
 
-
-class Refused(InvalidInput):
+class Refused(errors.InvalidInput):
     """A request that is answered with a mistake, in the original's words."""
 
     def __init__(self, status: int, message: str, *, key: str = "error") -> None:
@@ -45,31 +61,33 @@ class Refused(InvalidInput):
         self.content = {key: message}
 
 
-class Call(Enum):
-    """What a request wants: its method, what its path has after the queue, and the right that it needs."""
+class Call(NamedTuple):
+    """A call of the API. ``right`` is what a token must allow, None: no token is needed.
 
-    PUBLISH = ("PUT", "", Action.SUBMIT)
-    BULK = ("PUT", "bulk", Action.SUBMIT)
-    REPUBLISH = ("PUT", "job/", Action.SUBMIT)
-    CONSUME = ("GET", "", Action.PULL)
-    PEEK = ("GET", "peek", Action.GET_BODY)
-    PEEK_JOB = ("GET", "job/", Action.GET_BODY)
-    DELETE = ("DELETE", "job/", Action.END_LEASE)
-    DESTROY = ("DELETE", "", Action.PURGE)
-    SIZE = ("GET", "size", None)
-    PEEK_DEAD = ("GET", "deadletter", Action.READ_DEAD)
-    RESPAWN = ("PUT", "deadletter", Action.REDRIVE)
-    DELETE_DEAD = ("DELETE", "deadletter", Action.PURGE)
-    DEAD_SIZE = ("GET", "deadletter/size", None)
+    ``rated`` is the word for the call in a refusal, if it counts against a token's rate.
+    """
 
-    @property
-    def right(self) -> Action | None:
-        """What a token must allow; None: no token is needed."""
-        right: Action | None = self.value[2]
-        return right
+    name: str
+    right: Action | None
+    rated: str = ""
 
 
-_CALLS = {call.value[:2]: call for call in Call}
+CALLS = {
+    ("PUT", ""): Call("publish", Action.SUBMIT, "produce"),
+    ("PUT", "bulk"): Call("bulk", Action.SUBMIT, "produce"),
+    ("PUT", "job/"): Call("republish", Action.SUBMIT, "produce"),
+    ("GET", ""): Call("consume", Action.PULL, "consume"),
+    ("GET", "peek"): Call("peek", Action.GET_BODY),
+    ("GET", "job/"): Call("peek_job", Action.GET_BODY),
+    ("DELETE", "job/"): Call("delete", Action.END_LEASE),
+    ("DELETE", ""): Call("destroy", Action.PURGE),
+    ("GET", "size"): Call("size", None),
+    ("GET", "deadletter"): Call("peek_dead", Action.READ_DEAD),
+    ("PUT", "deadletter"): Call("respawn", Action.REDRIVE),
+    ("DELETE", "deadletter"): Call("delete_dead", Action.PURGE),
+    ("GET", "deadletter/size"): Call("dead_size", None),
+}
+"""By method and what a path has after the queue."""
 _NAME = re.compile(r"[-_A-Za-z0-9]+")
 _NAMES = re.compile(r"[-_,A-Za-z0-9]+")
 
@@ -82,6 +100,11 @@ class Route(NamedTuple):
     queue: str
     job_id: str = ""
 
+    @property
+    def queues(self) -> list[str]:
+        """The queues that it names: a consumer may name several."""
+        return self.queue.split(",") if self.call.name == "consume" else [self.queue]
+
 
 def route(method: str, path: str) -> Route | None:
     """Return what a request is for, None for no call of the API."""
@@ -90,13 +113,13 @@ def route(method: str, path: str) -> Route | None:
         return None
     rest = parts[4:]
     job_id = rest.pop() if len(rest) == 2 and rest[0] == "job" else ""
-    call = _CALLS.get((method, "/".join(rest) + ("/" if job_id else "")))
+    call = CALLS.get((method, "/".join(rest) + ("/" if job_id else "")))
     return None if call is None else Route(call, parts[2], parts[3], job_id)
 
 
 def check_names(where: Route) -> None:
     """Raise Refused unless namespace and queue are legal."""
-    consume = where.call is Call.CONSUME
+    consume = where.call.name == "consume"
     if not consume and max(len(where.namespace.encode()), len(where.queue.encode())) > LONGEST_NAME:
         raise Refused(400, "namespace or queue name too long")
     if not _NAME.fullmatch(where.namespace):
@@ -156,36 +179,6 @@ def publishing(query: Query) -> Publishing:
     if not tries:
         raise Refused(400, "tries shouldn't be zero")
     return Publishing(delay, ttl, tries)
-
-
-class Consuming(NamedTuple):
-    """What a consumer asks for. Seconds."""
-
-    queues: list[str]
-    ttr: int
-    timeout: int
-    most: int
-
-
-def consuming(queues: str, query: Query) -> Consuming:
-    """Return the parameters of consume. Raises Refused."""
-    ttr = query.number("ttr", DEFAULT_TTR, most=U32)
-    timeout = query.number("timeout", 0, most=U32)
-    most = query.number("count", 1, least=1, most=MAX_AT_ONCE)
-    names = list(dict.fromkeys(filter(None, queues.split(","))))
-    if not names:
-        raise Refused(400, "invalid queue name(s)")
-    return Consuming(names, ttr, timeout, most)
-
-
-def limit(query: Query) -> int:
-    """Return how many dead letters are meant. Raises Refused."""
-    return query.number("limit", 1, least=1, most=I63, signed=True)
-
-
-def respawn_ttl(query: Query) -> int:
-    """Return the ttl of respawned jobs in seconds; 0: without end. Raises Refused."""
-    return query.number("ttl", DEFAULT_TTL, most=I63, signed=True)
 
 
 def attributes(headers: Headers, *, versioned: bool) -> dict[str, str]:
@@ -276,7 +269,126 @@ def split_token(raw: str) -> tuple[str, str]:
     return (pool, secret) if colon else ("default", raw)
 
 
+def secret_of(token: str) -> str:
+    """Return the access token for a token of lmstfy: itself, or one made for an older token."""
+    return token if token.startswith(tokens.PREFIX) else f"{tokens.PREFIX}{NAME}.{token}"
+
+
+# --- tasks
+
+
+def prefix_of(namespace: str) -> str:
+    """Return how the topics of a namespace begin."""
+    fits = len(namespace) <= LONGEST_NAMESPACE
+    return (topic_for(namespace, PREFIX) if fits else PREFIX + hashed(namespace)) + "."
+
+
+def topic_of(namespace: str, queue: str) -> str:
+    """Return the topic of a queue: ``lmstfy.namespace.queue``, with a hash for what does not fit."""
+    return topic_for(queue, prefix_of(namespace))
+
+
+def template_of(namespace: str) -> Template:
+    """Return the template by which topics of a namespace are created."""
+    prefix = prefix_of(namespace)
+    return dialect_tasks.template_of(prefix, max_runtime=MAX_TTR_SECONDS, retention=RETENTION_SECONDS)
+
+
+def task_of(
+    namespace: str,
+    queue: str,
+    job_id: str,
+    body: bytes,
+    *,
+    due: int,
+    expires_at: int,
+    tries: int,
+    attributes: Mapping[str, str],
+    slot_basis: str | None = None,
+) -> NewTask:
+    """Return a job as a task. Instants are ms; ``expires_at`` 0: never.
+
+    Its attribute keeps the names, which a topic may not hold.
+    """
+    attribute: dict[str, Any] = {"namespace": namespace, "queue": queue}
+    if attributes:
+        attribute["attributes"] = dict(attributes)
+    return NewTask(
+        topic_of(namespace, queue),
+        job_id,
+        action_time=from_ms(due),
+        attribute=attribute,
+        dedup_key=DEDUP_KEY,
+        slot_basis=slot_basis,
+        tries=min(tries, MAX_TRIES),
+        expires_at=from_ms(max(expires_at, due)) if expires_at else None,
+        body=body or None,
+    )
+
+
+def ascending(job_ids: Iterable[str]) -> list[str]:
+    """Return ids of jobs in an order in which their tasks, made at one instant, have ascending job_ids.
+
+    Tasks of one slot that are due at one instant are handed out in the order of their job_ids.
+    """
+    return sorted(job_ids, key=lambda job_id: crc32(job_id) & (MAX_TABLES - 1))
+
+
 # --- answers
+
+
+def reply(content: object, status: int = 200, *, indent: bool = False) -> Reply:
+    """Return an answer as the original gives it; None: without a body."""
+    return Reply(
+        b"" if content is None else to_go_json(content, sort_keys=True, indent=indent),
+        status,
+        "" if content is None else MEDIA_TYPE,
+        ((b"x-request-id", ulid(int(time.time() * 1000)).encode()),),
+    )
+
+
+_REFUSALS: tuple[tuple[type[Exception], int, str], ...] = (
+    (errors.BodyTooLarge, 413, "body too large"),
+    (errors.InvalidAttribute, 400, "attributes too large"),
+    (errors.TooManyTopics, 400, "too many queues"),
+    (errors.TopicClosed, 503, "internal error"),
+    (errors.UnknownTopic, 503, "internal error"),
+    (errors.InvalidInput, 400, ""),
+    (errors.TocError, 503, "internal error"),
+    (Exception, 500, "internal error"),
+)
+"""How errors are answered: the first that fits. A queue may just be deleted, or a server be away."""
+
+
+def refusal(error: Exception) -> Reply:
+    """Return the answer to a mistake or a failure."""
+    if isinstance(error, Refused):
+        return reply(error.content, error.status)
+    status, words = next((status, words) for kind, status, words in _REFUSALS if isinstance(error, kind))
+    return reply({"error": words or str(error)}, status)
+
+
+def id_of(row: TaskRow | PullRow) -> str:
+    """Return the id of a job."""
+    return row.biz_key or str(row.biz_id)
+
+
+def job_of(
+    row: TaskRow | PullRow, namespace: str, queue: str, data: bytes | None, now: int
+) -> dict[str, Any]:
+    """Return a job as answers show it. ``data`` None: it is gone."""
+    job_id, attributes = id_of(row), decode_attribute(row.attribute).get("attributes")
+    gone = data is None or row.status == TaskStatus.DEAD
+    return {
+        "namespace": namespace,
+        "queue": queue,
+        "job_id": job_id,
+        "data": None if data is None else b64encode(data).decode(),
+        "ttl": 0 if gone else seconds_left(row.expires_at, now),
+        "elapsed_ms": elapsed(job_id, now),
+        "remain_tries": max(0, row.tries - row.attempts),
+        "attributes": (isinstance(attributes, dict) and attributes) or None,
+    }
 
 
 def seconds_left(expires_at: int, now: int) -> int:
@@ -297,11 +409,6 @@ def ulid(now: int, low: bytes = b"") -> str:
     """Return a new ULID of an instant (ms). Its last bytes are ``low``, the rest is random."""
     number = int.from_bytes(now.to_bytes(6, "big") + secrets.token_bytes(10 - len(low)) + low, "big")
     return "".join(_ALPHABET[number >> shift & 31] for shift in range(125, -1, -5))
-
-
-def request_id() -> str:
-    """Return a new id of a request."""
-    return ulid(int(time.time() * 1000))
 
 
 def new_job_id(now: int, delay: int, *, versioned: bool) -> str:

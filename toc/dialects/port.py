@@ -10,6 +10,7 @@ own words, never with a trace. No query, header or body reaches the log.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -19,12 +20,13 @@ from urllib.parse import urlsplit
 
 from toc.dialects.dialect_tasks import DialectTasks
 from toc.failpoint import failpoint
-from toc.gateway.connections import ClientGone, client_address
-from toc.gateway.exchange import ESCAPED, Exchange, Headers, Memory, Receive, Scope, Send
+from toc.gateway.connections import ClientGone, Shares, client_address
+from toc.gateway.exchange import ESCAPED, Exchange, Headers, Receive, Scope, Send
 from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.model.access import Token
-from toc.model.errors import Busy, TocError
+from toc.model.documents import check_values, parse, whole_text
+from toc.model.errors import Busy, InvalidDocument, InvalidInput, TocError
 from toc.model.topic import Template
 from toc.observe.log import get_logger, stack
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
@@ -38,6 +40,9 @@ ACK_AGAIN_SECONDS = 0.25
 pause between two attempts, in seconds."""
 BESIDE_BYTES = 64 << 10
 """Bytes of a request beside a body."""
+LARGEST = 2**63 - 1
+MAX_VALUES = 10_000
+"""Most values of a request. Of delay/task's content, which may be an object, it is the bound."""
 ALL, LONG = "line-all", "line-long"
 """Threads for what asks all servers, and for what takes many steps, at the ports of dialects alone."""
 
@@ -116,7 +121,7 @@ class Dialect(ABC):
 class Port:
     """The ASGI application of one dialect. ``memory`` is that of all dialects."""
 
-    def __init__(self, dialect: Dialect, guard: Guard, memory: Memory) -> None:
+    def __init__(self, dialect: Dialect, guard: Guard, memory: Shares) -> None:
         self._dialect = dialect
         self._guard = guard
         self._memory = memory
@@ -273,3 +278,63 @@ def _head(reply: Reply) -> Headers:
     if reply.media_type:
         headers.append((b"content-type", reply.media_type.encode()))
     return headers
+
+
+# --- JSON objects and their fields
+
+
+class NotUnderstood(InvalidInput):
+    """A request that is no JSON object in UTF-8, or has a value of another type."""
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """Return a JSON object; of a repeated name the last value counts. Raises NotUnderstood."""
+    try:
+        check_values(data, MAX_VALUES)
+        found = parse(data, most=len(data), surrogates=True)
+    except InvalidDocument:
+        raise NotUnderstood("the request is not JSON in UTF-8") from None
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        raise NotUnderstood("the request is not a JSON object")
+    return found
+
+
+def text(values: dict[str, Any], name: str) -> str:
+    """Return a text, empty if it is missing. Raises NotUnderstood."""
+    value = values.get(name)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise NotUnderstood(f"{name} must be a text")
+    return whole_text(value)
+
+
+def number(values: dict[str, Any], name: str) -> int:
+    """Return a whole number of 64 bits, 0 if it is missing. Raises NotUnderstood."""
+    value = values.get(name)
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int) or not -LARGEST - 1 <= value <= LARGEST:
+        raise NotUnderstood(f"{name} must be a whole number")
+    return value
+
+
+def to_json(value: Any) -> bytes:
+    """Return a value as JSON."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def to_go_json(value: Any, *, sort_keys: bool = False, indent: bool = False) -> bytes:
+    """Return a value as JSON, byte for byte as Go's encoder writes it: safe in HTML."""
+    text = json.dumps(
+        value,
+        ensure_ascii=False,
+        sort_keys=sort_keys,
+        indent=4 if indent else None,
+        separators=None if indent else (",", ":"),
+    )
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text.encode("utf-8", "replace")

@@ -7,21 +7,29 @@ import argparse
 import socket
 from ipaddress import ip_network
 
-from toc.dialects.port import Guard, Port
-from toc.dialects.registry import DIALECTS
+from toc.dialects.delay_task import DelayTask
+from toc.dialects.lmstfy import Lmstfy, LmstfyAdmin
+from toc.dialects.port import Dialect, Guard, Port
+from toc.dialects.redis_delayed import RedisDelayed
+from toc.dialects.youzan import Youzan
 from toc.gateway import process
-from toc.gateway.exchange import Memory
+from toc.gateway.exchange import memory
 from toc.gateway.service import Service
+
+DIALECTS: dict[str, type[Dialect]] = {
+    one.name: one for one in (Youzan, RedisDelayed, DelayTask, Lmstfy, LmstfyAdmin)
+}
+"""Every dialect, by the name of its option."""
 
 
 def ports(service: Service, arguments: argparse.Namespace) -> list[tuple[str, Port, socket.socket]]:
     """Return the ports of the dialects that are served, each with its name and socket."""
     guard = Guard([ip_network(text) for text in arguments.dialect_from], arguments.dialect_host)
-    memory = Memory()
+    held = memory()
     found = []
     for text in arguments.dialect:
         name, _, descriptor = text.partition("=")
-        port = Port(DIALECTS[name](service), guard, memory)
+        port = Port(DIALECTS[name](service), guard, held)
         found.append((name, port, socket.socket(fileno=int(descriptor))))
     return found
 

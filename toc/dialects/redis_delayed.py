@@ -8,11 +8,9 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 from urllib.parse import unquote_to_bytes
 
-from toc.dialects.jobs import RETENTION_SECONDS, Job, Jobs
-from toc.dialects.json_fields import LARGEST, NotUnderstood, to_json
-from toc.dialects.names import template_of
-from toc.dialects.port import Dialect, Reply, Request
-from toc.gateway.service import Service
+from toc.dialects.dialect_tasks import template_of
+from toc.dialects.jobs import RETENTION_SECONDS, Job, JobDialect
+from toc.dialects.port import LARGEST, NotUnderstood, Reply, Request, to_json
 from toc.model.errors import BodyTooLarge, InvalidInput, TocError
 from toc.model.topic import Template
 from toc.pull.handed_out import HandedOut
@@ -32,17 +30,14 @@ _CALLS = {
 }
 
 
-class RedisDelayed(Dialect):
+class RedisDelayed(JobDialect):
     """The dialect. Ids are unique over all topics; adding one again replaces its job."""
 
     name: ClassVar[str] = "redis-delayed"
+    prefix: ClassVar[str] = PREFIX
     templates: ClassVar[tuple[Template, ...]] = (
         template_of(PREFIX, max_runtime=MAX_TTR_MS // 1000, retention=RETENTION_SECONDS),
     )
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self._jobs = Jobs(service, self.tasks, PREFIX)
 
     async def answer(self, request: Request) -> Reply:
         """Answer a call."""
@@ -57,17 +52,17 @@ class RedisDelayed(Dialect):
         handed: tuple[HandedOut, ...] = ()
         if call == "add":
             job = self._job(values)
-            await self._jobs.push(job)
+            await self.push(job)
             answer = to_json({"delayDate": job.due, "jodId": int(job.id), "topic": job.topic})
         elif call == "pop":
-            got = await self._jobs.pop([_text(values, "topic")])
+            got = await self.pop([_text(values, "topic")])
             if got is None:
                 answer = to_json({"delayTime": 0, "retryCount": 0, "ttrTime": 0})
             else:
                 handed, answer = (got[0],), to_json(_render(*got))
         else:
             job_id = str(_number(values, "jobId", 0, LARGEST))
-            await (self._jobs.finish(job_id) if call == "finish" else self._jobs.delete(job_id))
+            await (self.finish(job_id) if call == "finish" else self.delete(job_id))
             return Reply(b"success", media_type=TEXT, name=call)
         return Reply(answer, media_type="application/json;charset=UTF-8", handed=handed, name=call)
 
@@ -79,7 +74,7 @@ class RedisDelayed(Dialect):
             delay,
             _number(values, "ttrTime", 1, MAX_TTR_MS),
             values.get("message", ""),
-            self._jobs.due(delay),
+            self.due(delay),
         )
 
     def failed(self, request: Request, error: Exception) -> Reply:

@@ -6,12 +6,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
-from toc.dialects.dialect_tasks import MAX_TOPICS
-from toc.dialects.jobs import RETENTION_SECONDS, Job, Jobs
-from toc.dialects.json_fields import NotUnderstood, number, parsed, text, to_go_json
-from toc.dialects.names import template_of
-from toc.dialects.port import Dialect, Reply, Request
-from toc.gateway.service import SMALL_TEXT, Service
+from toc.dialects.dialect_tasks import MAX_TOPICS, template_of
+from toc.dialects.jobs import RETENTION_SECONDS, Job, JobDialect
+from toc.dialects.port import NotUnderstood, Reply, Request, number, parsed, text, to_go_json
+from toc.gateway.service import SMALL_TEXT
 from toc.model.errors import InvalidInput
 from toc.model.topic import Template
 from toc.pull.handed_out import HandedOut
@@ -44,17 +42,14 @@ class Mistake(InvalidInput):
     """A mistake in a request; its text is the answer's."""
 
 
-class Youzan(Dialect):
+class Youzan(JobDialect):
     """The dialect. Ids are unique over all topics."""
 
     name: ClassVar[str] = "youzan"
+    prefix: ClassVar[str] = PREFIX
     templates: ClassVar[tuple[Template, ...]] = (
         template_of(PREFIX, max_runtime=MAX_TTR, retention=RETENTION_SECONDS),
     )
-
-    def __init__(self, service: Service) -> None:
-        super().__init__(service)
-        self._jobs = Jobs(service, self.tasks, PREFIX)
 
     async def answer(self, request: Request) -> Reply:
         """Answer a command or a path."""
@@ -69,7 +64,7 @@ class Youzan(Dialect):
         found: dict[str, Any] | None = None
         handed: tuple[HandedOut, ...] = ()
         if call == "push":
-            await self._jobs.push(self._job(values))
+            await self.push(self._job(values))
         elif call == "pop":
             if request.method == "HEAD":  # the answer would have no body, but the job would be handed out
                 return Reply(b"", 405, "", headers=((b"allow", b"GET, POST"),), name="/pop")
@@ -79,7 +74,7 @@ class Youzan(Dialect):
             if topic.count(",") >= MAX_TOPICS:
                 raise NotUnderstood(f"a pop may name {MAX_TOPICS} topics")
             topics = [name for one in topic.split(",") if (name := one.strip())]
-            got = await self._jobs.pop(topics, wait=HOLD_SECONDS)
+            got = await self.pop(topics, wait=HOLD_SECONDS)
             if got is not None:
                 handed, found = (got[0],), {"id": got[1].id, "body": got[1].body}
         else:
@@ -87,10 +82,10 @@ class Youzan(Dialect):
             if not job_id:
                 raise Mistake(NO_ID)
             if call == "finish":
-                await self._jobs.finish(job_id)
+                await self.finish(job_id)
             elif call == "delete":
-                await self._jobs.delete(job_id)
-            elif (job := await self._jobs.get(job_id)) is not None:
+                await self.delete(job_id)
+            elif (job := await self.get(job_id)) is not None:
                 found = _render(job)
         if _is_command(request):
             return _command_reply(found, "", call)._replace(handed=handed)
@@ -108,7 +103,7 @@ class Youzan(Dialect):
             raise Mistake(WRONG_DELAY)
         if not 1 <= ttr <= MAX_TTR:
             raise Mistake(WRONG_TTR)
-        return Job(job_id, topic, delay * 1000, ttr * 1000, body, self._jobs.due(delay * 1000))
+        return Job(job_id, topic, delay * 1000, ttr * 1000, body, self.due(delay * 1000))
 
     def failed(self, request: Request, error: Exception) -> Reply:
         """Answer a mistake or a failure in the words of the original."""

@@ -21,38 +21,11 @@ from urllib.parse import parse_qsl
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
-from toc.gateway import (
-    openapi,
-    pull_calls,
-    tasks,
-)
-from toc.gateway.calls import (
-    Answer,
-    Asked,
-    HttpCall,
-    Model,
-    NoFields,
-    forbidden,
-    takes_nothing,
-)
+from toc.gateway import calls, openapi, problems, pull_calls, tasks
+from toc.gateway.calls import Answer, Asked, HttpCall, Model
 from toc.gateway.connections import ClientGone
-from toc.gateway.exchange import ESCAPED, Exchange, Memory, Receive, Scope, Send
-from toc.gateway.operations import call_of
-from toc.gateway.problems import (
-    BUSY,
-    INTERNAL,
-    INVALID,
-    MEDIA_TYPE,
-    METHOD,
-    NOT_FOUND,
-    NOT_INSTALLED,
-    RATE,
-    SYNTAX,
-    TOO_LARGE,
-    UNAUTHENTICATED,
-    Problem,
-    problem_of,
-)
+from toc.gateway.exchange import ESCAPED, Exchange, Receive, Scope, Send, memory
+from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.model.access import Access, Token
 from toc.model.documents import check_values, parse
@@ -68,7 +41,7 @@ log = get_logger(__name__)
 CALLS: tuple[HttpCall, ...] = (
     *tasks.CALLS,
     *pull_calls.CALLS,
-    *(call_of(one) for one in OPERATIONS if one.route),
+    *(calls.call_of(one) for one in OPERATIONS if one.route),
 )
 """Every call of the native API. The first that fits a request is taken."""
 
@@ -94,14 +67,17 @@ class App:
     def __init__(self, service: Service, console: Console | None = None) -> None:
         self._service = service
         self._console = console
-        self._routes = [(_pattern(path), by_method) for path, by_method in _by_path(CALLS).items()]
+        by_path: dict[str, dict[str, HttpCall]] = {}
+        for call in CALLS:
+            by_path.setdefault(call.path, {})[call.method] = call
+        self._routes = [(_pattern(path), by_method) for path, by_method in by_path.items()]
         self._pages = {
             "/healthz": lambda: _text("ok"),
             "/readyz": self._ready,
             "/openapi.json": lambda: Answer(openapi.document_bytes(CALLS)),
             "/docs": lambda: Answer(openapi.page(CALLS), media_type="text/html; charset=utf-8"),
         }
-        self._memory = Memory()
+        self._memory = memory()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -154,7 +130,9 @@ class App:
 
     async def _of_console(self, scope: Scope, exchange: Exchange) -> Answer:
         if self._console is None:
-            raise Problem(NOT_INSTALLED, "the console needs jinja2: pip install 'timeout-center[console]'")
+            raise Problem(
+                problems.NOT_INSTALLED, "the console needs jinja2: pip install 'timeout-center[console]'"
+            )
         return await self._console(scope, exchange)
 
     # --- one call
@@ -163,20 +141,24 @@ class App:
         token = self._token(exchange)
         exchange.sender = token.name
         if token.may(call.access) is Access.FORBIDDEN:
-            raise forbidden(token, call.access)
+            raise calls.forbidden(token, call.access)
         body: Any = None
         query = _query(call, scope["query_string"])
         raw = content_type = request = None
         model = call.body
         if model is None and exchange.has_body:  # ignored, it would mislead its sender
-            model = NoFields
+            model = calls.NoFields
         if model is not None:
             content_type = exchange.header(b"content-type")
             is_json = _is_json(content_type)
             is_raw = call.takes_raw and (query.raw or not is_json)
             if not is_json and not is_raw:
-                raise Problem(MEDIA_TYPE, "send application/json")
-            data = await self._body(call, exchange)
+                raise Problem(problems.MEDIA_TYPE, "send application/json")
+            longest = ESCAPED * self._service.center.settings.max_body if call.takes_raw else 0
+            try:
+                data = await exchange.body(call.most_bytes + longest)
+            except BodyTooLarge as exc:  # of the request, not of a task: no field of it is wrong
+                raise Problem(problems.TOO_LARGE, str(exc)) from None
             if call.named and (name := exchange.header(b"idempotency-key")) is not None:
                 make = partial(_request, token, scope, content_type, name, data)
                 request = await self._service.parsed(data, make)
@@ -201,28 +183,18 @@ class App:
         if token is None:
             why = self._service.book.why_not(secret) if told else "no access token was sent"
             raise Problem(
-                UNAUTHENTICATED,
+                problems.UNAUTHENTICATED,
                 f"{why}: send `Authorization: Bearer TOKEN` with a token that `toc token create` made",
                 headers={"www-authenticate": "Bearer"},
             )
         wait = self._service.book.wait(token)
         if wait:
             raise Problem(
-                RATE,
+                problems.RATE,
                 f"this token may make {token.rate:g} requests per second at each gateway process",
                 headers={"retry-after": str(ceil(wait))},
             )
         return token
-
-    async def _body(self, call: HttpCall, exchange: Exchange) -> bytes:
-        """Return the whole body of a request. Raises Problem."""
-        most = call.most_bytes
-        if call.takes_raw:
-            most += ESCAPED * self._service.center.settings.max_body
-        try:
-            return await exchange.body(most)
-        except BodyTooLarge as exc:
-            raise Problem(TOO_LARGE, str(exc)) from None
 
     # --- routing
 
@@ -242,8 +214,8 @@ class App:
             allowed.add("HEAD")
         if allowed:
             methods = ", ".join(sorted(allowed))
-            raise Problem(METHOD, f"this path accepts {methods}", headers={"allow": methods})
-        raise Problem(NOT_FOUND, "there is no such call; /docs lists all")
+            raise Problem(problems.METHOD, f"this path accepts {methods}", headers={"allow": methods})
+        raise Problem(problems.NOT_FOUND, "there is no such call; /docs lists all")
 
     def _ready(self) -> Answer:
         ready, lacking = self._service.readiness()
@@ -253,18 +225,11 @@ class App:
         if isinstance(error, Problem):
             return error
         if isinstance(error, TocError):
-            return problem_of(error)
+            return problems.problem_of(error)
         if isinstance(error, asyncio.CancelledError):
-            return Problem(BUSY, OUT_OF_TIME, headers={"connection": "close"})
+            return Problem(problems.BUSY, OUT_OF_TIME, headers={"connection": "close"})
         log.error("call_failed", call=name, stack=stack(error))
-        return Problem(INTERNAL, "the gateway failed; its log tells more")
-
-
-def _by_path(calls: Iterable[HttpCall]) -> dict[str, dict[str, HttpCall]]:
-    by_path: dict[str, dict[str, HttpCall]] = {}
-    for call in calls:
-        by_path.setdefault(call.path, {})[call.method] = call
-    return by_path
+        return Problem(problems.INTERNAL, "the gateway failed; its log tells more")
 
 
 def _pattern(path: str) -> re.Pattern[str]:
@@ -290,7 +255,7 @@ def _request(token: Token, scope: Scope, content_type: str | None, name: str, da
     """Return the name of a request, which holds for its token and path only. Raises Problem."""
     if not (0 < len(name) <= MAX_NAME and name.isascii() and name.isprintable()):
         detail = f"an Idempotency-Key has 1 to {MAX_NAME} printable ASCII characters"
-        raise Problem(INVALID, detail, field="Idempotency-Key")
+        raise Problem(problems.INVALID, detail, field="Idempotency-Key")
     payload = b"\0".join(((content_type or "").encode("latin-1"), scope["query_string"], data))
     return Request.of(f"{token.name} {scope['path']}", name, payload)
 
@@ -308,10 +273,10 @@ def _query(call: HttpCall, text: bytes) -> Any:
             text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS
         )
     except ValueError:  # a UnicodeDecodeError, too
-        raise Problem(SYNTAX, "the query cannot be read: send UTF-8, percent-encoded") from None
+        raise Problem(problems.SYNTAX, "the query cannot be read: send UTF-8, percent-encoded") from None
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise Problem(SYNTAX, "a parameter is in the query twice")
+        raise Problem(problems.SYNTAX, "a parameter is in the query twice")
     try:
         return call.query.model_validate(values)
     except ValidationError as exc:
@@ -320,13 +285,13 @@ def _query(call: HttpCall, text: bytes) -> Any:
 
 def _parsed(model: type[Model], data: bytes, most: int) -> Model:
     """Return the body of a request. No body counts as one without fields. Raises Problem."""
-    if not data and takes_nothing(model):
+    if not data and calls.takes_nothing(model):
         data = b"{}"
     try:
         check_values(data, most)
         found = model.model_validate_json(data)
     except InvalidDocument as exc:
-        raise Problem(TOO_LARGE, f"{exc}; send less at once") from None
+        raise Problem(problems.TOO_LARGE, f"{exc}; send less at once") from None
     except ValidationError as exc:
         first = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         if first["type"] == "json_invalid":
@@ -334,9 +299,9 @@ def _parsed(model: type[Model], data: bytes, most: int) -> Model:
                 with suppress(InvalidDocument, ValidationError):
                     return model.model_validate(parse(data, most=len(data), surrogates=True))
             why = first["msg"].partition(": ")[2]
-            raise Problem(SYNTAX, f"the body is not JSON: {why}") from None
+            raise Problem(problems.SYNTAX, f"the body is not JSON: {why}") from None
         if not first["loc"] and first["type"] == "model_type":
-            raise Problem(SYNTAX, "the body is not a JSON object") from None
+            raise Problem(problems.SYNTAX, "the body is not a JSON object") from None
         raise invalid(exc, model) from None
     return found
 
@@ -353,7 +318,7 @@ def invalid(error: ValidationError, model: type[BaseModel]) -> Problem:
     for one in found:
         if one["detail"] is _UNKNOWN:
             one["detail"] = f"{_UNKNOWN}; {_known(model, one['field'].split('.')[:-1])}"
-    return Problem(INVALID, found[0]["detail"], field=found[0]["field"], errors=found)
+    return Problem(problems.INVALID, found[0]["detail"], field=found[0]["field"], errors=found)
 
 
 _UNKNOWN = "there is no such field"
@@ -371,7 +336,7 @@ def _known(model: type[BaseModel], path: Iterable[str]) -> str:
 
 def _page(scope: Scope, page: Callable[[], Answer]) -> Answer:
     if scope["method"] not in ("GET", "HEAD"):
-        raise Problem(METHOD, "this path accepts GET, HEAD", headers={"allow": "GET, HEAD"})
+        raise Problem(problems.METHOD, "this path accepts GET, HEAD", headers={"allow": "GET, HEAD"})
     return page()
 
 

@@ -8,7 +8,7 @@ what arrives, and counts. What begins with the call of the application is bounde
 
 Beyond a bound on connections the oldest goes of those that are still arriving, or of those that rest if there
 are more of these; never the new one, and never a request that waits for its answer, of which there are fewer
-than places (``Places``).
+than places (``Crowd.work``).
 
 A request that is refused before it has arrived whole ends its connection: the gateway answers, closes its own
 end, and drops what the client still sends. If it closed at once, the kernel would answer those bytes by a
@@ -29,7 +29,9 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_add
 from typing import Any
 
 from pydantic_core import to_json
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import Server
 
 from toc.gateway.problems import HEADERS, SYNTAX, TIMEOUT, Kind, Problem
 from toc.model.errors import Busy
@@ -109,7 +111,7 @@ class Connection(asyncio.Protocol):
         self.transport = transport
         self.address = self.crowd.address_of(transport)
         self.names = (f"port {self.port}", f"address {self.address}")[: 2 if self.address else 1]
-        """What its requests count for (``Places``)."""
+        """What its requests count for (``Shares``)."""
         self.outlet = _Outlet(transport, self)
         self._inner.connection_made(self.outlet)
         self.crowd.join(self)
@@ -339,34 +341,42 @@ class _Outlet(asyncio.Transport):
         self._transport.resume_reading()
 
 
-class Places:
-    """Places for requests, ``most`` in all. One port has at most OTHERS times as many as are free, and one
-    address or token that many times as many as its port can still get. So nobody takes the last ones, and
-    several together do not either: each finds fewer free."""
+class Shares:
+    """Things that requests take, ``most`` in all, in the names of their senders; too many are ``refused``.
 
-    def __init__(self, most: int) -> None:
+    One name has at most ``times`` times as many as are free, and each further name that many times as many as
+    the first can still get. So nobody takes the last ones, and several together do not either: each finds
+    fewer free.
+    """
+
+    def __init__(self, most: int, refused: str, times: int = 1) -> None:
         self.most = most
+        self._refused = f"{refused}; try again in a moment"
+        self._times = times
         self._all = 0
         self._taken: dict[str, int] = {}
 
     def __len__(self) -> int:
         return self._all
 
-    def take(self, port: str, *names: str) -> None:
-        """Take a place of a port in all these names. Raises Busy."""
-        taken = self._taken
-        room = (OTHERS * (self.most - self._all) - taken.get(port, 0)) // (OTHERS + 1)
-        if room <= 0 or any(taken.get(name, 0) >= OTHERS * room for name in names):
-            raise Busy("too many requests are being answered; try again in a moment")
-        self._all += 1
-        for name in (port, *names):
-            taken[name] = taken.get(name, 0) + 1
+    def __contains__(self, name: str) -> bool:
+        return name in self._taken
 
-    def give(self, *names: str) -> None:
-        """Give it back."""
-        self._all -= 1
+    def take(self, first: str, *names: str, size: int = 1) -> None:
+        """Take ``size`` in all these names. Raises Busy."""
+        taken, times, free = self._taken, self._times, self.most - self._all
+        room = (times * free - taken.get(first, 0)) // (times + 1)
+        if room < size or any(taken.get(name, 0) + size > times * room for name in names):
+            raise Busy(self._refused)
+        self._all += size
+        for name in (first, *names):
+            taken[name] = taken.get(name, 0) + size
+
+    def give(self, *names: str, size: int = 1) -> None:
+        """Give them back."""
+        self._all -= size
         for name in names:
-            left = self._taken[name] - 1
+            left = self._taken[name] - size
             if left:
                 self._taken[name] = left
             else:
@@ -388,9 +398,9 @@ class Crowd:
         self._proxies = tuple(proxies)
         self.per_port = most * 7 // 8
         self.all: set[Connection] = set()
-        self.work = Places(most * 7 // 8)
+        self.work = Shares(most * 7 // 8, "too many requests are being answered", OTHERS)
         """For requests that are being worked on, whose connections cannot be closed for others."""
-        self.waits = Places(self.work.most * 7 // 8)
+        self.waits = Shares(self.work.most * 7 // 8, "too many requests are being answered", OTHERS)
         """For those among them that wait for tasks."""
         self.phases: list[dict[Connection, float]] = [{} for _ in Phase]
         """The connections in each phase and since when, the longest first."""
@@ -429,16 +439,16 @@ class Crowd:
         whichever there are more."""
         others = [self.phases[phase] for phase in SECONDS if phase is not Phase.IDLE]
         resting = [self.phases[Phase.IDLE]]
-        order = [others, resting] if sum(map(len, others)) > len(resting[0]) else [resting, others]
-        for groups in order:
-            oldest: list[tuple[float, int, Connection]] = []
-            for group in groups:
-                for one, since in group.items():
-                    if one is not new and all(getattr(one, name) == value for name, value in like.items()):
-                        oldest.append((since, len(oldest), one))
-                        break
-            if oldest:
-                min(oldest)[2].close("crowded")
+
+        def fits(one: Connection) -> bool:
+            return one is not new and all(getattr(one, name) == value for name, value in like.items())
+
+        more = sum(map(len, others)) > len(resting[0])
+        for groups in (others, resting) if more else (resting, others):
+            oldest = [next(filter(fits, group), None) for group in groups]
+            since = {one: group[one] for one, group in zip(oldest, groups, strict=True) if one is not None}
+            if since:
+                min(since, key=since.__getitem__).close("crowded")
                 return
         new.close("crowded")
 
@@ -465,3 +475,39 @@ class Crowd:
                         break
                     connection.late(phase)
             CONNECTIONS.of().set(len(self.all))
+
+
+Files = tuple[str | None, str | None]
+
+
+class GatewayServer(Server):
+    """uvicorn's server, which its owner stops, not a signal."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        """Leave signals alone."""
+        yield
+
+
+def server(
+    app: Any, crowd: Crowd, *, shutdown_deadline: float, port: str = "native", tls: Files = (None, None)
+) -> GatewayServer:
+    """Return a server for the application; ``port`` names it, ``tls`` are the files of certificate and key.
+    Raises OSError or ssl.SSLError for a bad certificate."""
+    config = Config(
+        app,
+        http=type("OwnConnection", (Connection,), {"crowd": crowd, "port": port}),
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=round(SECONDS[Phase.IDLE]),
+        timeout_graceful_shutdown=max(1, round(shutdown_deadline)),
+        ssl_certfile=tls[0],
+        ssl_keyfile=tls[1],
+    )
+    config.load()
+    return GatewayServer(config)

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from toc.gateway.connections import STATE, ClientGone, Connection
+from toc.gateway.connections import STATE, ClientGone, Connection, Shares
 from toc.gateway.problems import CODING, MEDIA_TYPE, SYNTAX, Problem
 from toc.model.errors import BodyTooLarge, Busy
 
@@ -33,34 +33,16 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Memory:
-    """Bytes that the requests of a process hold, by sender. They are taken before they are read."""
-
-    def __init__(self, most: int = MAX_HELD) -> None:
-        self._most = most
-        self._all = 0
-        self._held: dict[str, int] = {}
-
-    def take(self, sender: str, size: int) -> None:
-        """Take bytes. Raises Busy."""
-        held = self._held.get(sender, 0) + size
-        if held > self._most - self._all - size:
-            raise Busy("too many bytes are being received and sent; try again in a moment")
-        self._held[sender] = held
-        self._all += size
-
-    def give(self, sender: str, size: int) -> None:
-        """Give them back."""
-        self._all -= size
-        self._held[sender] -= size
-        if not self._held[sender]:
-            del self._held[sender]
+def memory(most: int = MAX_HELD) -> Shares:
+    """Return the bytes that the requests of a process may hold, by sender. They are taken before they are
+    read."""
+    return Shares(most, "too many bytes are being received and sent")
 
 
 class Exchange:
     """One request, and its answer. ``end`` it."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: Memory) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, memory: Shares) -> None:
         self.connection: Connection = scope["state"][STATE]
         self._fields = self.connection.called()
         self._scope = scope
@@ -127,7 +109,12 @@ class Exchange:
         parts: list[bytes] = []
         size = 0
         while not self._whole:
-            part = await self._part()
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            self.connection.given()
+            self._whole = not message.get("more_body", False)
+            part = message.get("body", b"")
             size += len(part)
             if size > most:
                 raise BodyTooLarge(f"at most {most} bytes are allowed")
@@ -137,19 +124,10 @@ class Exchange:
             parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    async def _part(self) -> bytes:
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        self.connection.given()
-        self._whole = not message.get("more_body", False)
-        part: bytes = message.get("body", b"")
-        return part
-
     def hold(self, size: int) -> None:
         """Take memory until the end of the exchange. Raises Busy."""
         if size > 0:
-            self._memory.take(self.sender, size)
+            self._memory.take(self.sender, size=size)
             self._held += size
 
     # --- the work
@@ -190,7 +168,7 @@ class Exchange:
         """Give back place and memory."""
         self._leave_place()
         if self._held:
-            self._memory.give(self.sender, self._held)
+            self._memory.give(self.sender, size=self._held)
             self._held = 0
 
     def _leave_place(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from html import escape
 from importlib.metadata import version
@@ -11,7 +10,6 @@ from inspect import getdoc
 from typing import Any
 
 from pydantic import TypeAdapter
-from pydantic.json_schema import models_json_schema
 from pydantic_core import to_json
 
 from toc.gateway.calls import HttpCall, Nothing, takes_nothing
@@ -40,19 +38,22 @@ _PATH: dict[str, tuple[str, str]] = {
 @cache
 def document(calls: tuple[HttpCall, ...]) -> dict[str, Any]:
     """Return the document."""
-    adapters = [TypeAdapter(call.gives) for call in calls]
-    bodies = {call.body.__name__: call.body for call in calls if call.body is not None}
-    _, schemas = models_json_schema(
-        [(body, "validation") for body in bodies.values()], ref_template=_REFERENCE
+    # What calls take and give, by name and number.
+    takes = {call.body.__name__: TypeAdapter(call.body) for call in calls if call.body is not None}
+    gives = {str(number): TypeAdapter(call.gives) for number, call in enumerate(calls)}
+    shapes, more = TypeAdapter.json_schemas(
+        [
+            *((name, "validation", adapter) for name, adapter in takes.items()),
+            *((number, "serialization", adapter) for number, adapter in gives.items()),
+        ],
+        ref_template=_REFERENCE,
     )
-    inputs = [(str(number), "serialization", adapter) for number, adapter in enumerate(adapters)]
-    gives, more = TypeAdapter.json_schemas(inputs, ref_template=_REFERENCE)  # type: ignore[arg-type]
-    definitions = _plain({**more.get("$defs", {}), **schemas.get("$defs", {}), "Problem": _problem_schema()})
+    definitions = _plain(more["$defs"] | {"Problem": _problem_schema()})
     for name in ("Leases", "Nack", "Extend"):
         definitions[name]["not"] = {"required": ["lease", "leases"]}
     paths: dict[str, dict[str, Any]] = {}
     for number, call in enumerate(calls):
-        shape = _plain(gives[(str(number), "serialization")])
+        shape = _plain(shapes[(str(number), "serialization")])
         paths.setdefault(call.path, {})[call.method.lower()] = _operation(call, shape)
     return {
         "openapi": "3.1.0",
@@ -98,9 +99,9 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
         content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     done = {"description": "Done.", "content": content}
     operation: dict[str, Any] = {
-        "operationId": _identifier(call),
+        "operationId": f"{call.told.__module__.rpartition('.')[2]}_{call.told.__name__}",
         "summary": call.summary,
-        "description": f"{getdoc(_told(call))} Roles: {', '.join(sorted(MATRIX[call.access]))}.",
+        "description": f"{getdoc(call.told)} Roles: {', '.join(sorted(MATRIX[call.access]))}.",
         "parameters": parameters,
         "responses": {
             str(call.status): done,
@@ -138,16 +139,6 @@ def _plain(node: Any) -> Any:
     if default is not None and "description" in found and "efault" not in found["description"]:
         found["description"] += f" Default {default}."
     return found
-
-
-def _identifier(call: HttpCall) -> str:
-    function = _told(call)
-    return f"{function.__module__.rpartition('.')[2]}_{function.__name__}"
-
-
-def _told(call: HttpCall) -> Callable[..., Any]:
-    """Return the function that says what a call does."""
-    return call.handler if call.tells is None else call.tells
 
 
 def _problem_schema() -> dict[str, Any]:

@@ -8,20 +8,23 @@ name the servers that are out of reach.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from toc.model import errors as e
 
 
-@dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of problem. ``retry_after``: after how many seconds a client may try again."""
+    """A kind of problem, and the classes of errors that are answered so. ``retry_after``: after how many
+    seconds a client may try again."""
 
-    name: str
-    status: int
-    title: str
-    retry_after: int | None = None
+    def __init__(
+        self, name: str, status: int, title: str, *errors: type[e.TocError], retry_after: int | None = None
+    ) -> None:
+        self.name = name
+        self.status = status
+        self.title = title
+        self.errors = errors
+        self.retry_after = retry_after
 
     @property
     def type(self) -> str:
@@ -46,97 +49,78 @@ class Problem(Exception):
     def body(self) -> dict[str, Any]:
         """Return the answer's members."""
         kind = self.kind
-        return {
-            "type": kind.type,
-            "title": kind.title,
-            "status": kind.status,
-            "detail": self.detail,
-            **self.more,
-        }
+        told = {"type": kind.type, "title": kind.title, "status": kind.status, "detail": self.detail}
+        return told | self.more
 
 
 SYNTAX = Kind("syntax", 400, "The request cannot be read")
 UNAUTHENTICATED = Kind("unauthenticated", 401, "A valid access token is needed")
-FORBIDDEN = Kind("forbidden", 403, "The access token does not allow this call")
+FORBIDDEN = Kind("forbidden", 403, "The access token does not allow this call", e.NotGranted)
 NOT_FOUND = Kind("not-found", 404, "There is no such call")
-UNKNOWN_TOPIC = Kind("unknown-topic", 404, "There is no such topic")
-UNKNOWN_TASK = Kind("unknown-task", 404, "There is no such task")
+UNKNOWN_TOPIC = Kind("unknown-topic", 404, "There is no such topic", e.UnknownTopic)
+UNKNOWN_TASK = Kind("unknown-task", 404, "There is no such task", e.UnknownTask)
 UNKNOWN_LEASE = Kind("unknown-lease", 404, "There is no such lease")
-NO_BODY = Kind("no-body", 404, "The task has no body")
-UNKNOWN = Kind("unknown", 404, "There is none of that name")
-UNKNOWN_HOST = Kind("unknown-host", 404, "There is no such host or worker")
+NO_BODY = Kind("no-body", 404, "The task has no body", e.BodyGone)
+UNKNOWN = Kind(
+    "unknown", 404, "There is none of that name",
+    e.UnknownTemplate, e.UnknownToken, e.UnknownTarget, e.UnknownSchedule, e.UnknownBulk,
+)  # fmt: skip
+UNKNOWN_HOST = Kind("unknown-host", 404, "There is no such host or worker", e.UnknownHost)
 METHOD = Kind("method-not-allowed", 405, "The path has no such method")
 TIMEOUT = Kind("request-timeout", 408, "The request did not arrive in time")
-DEDUP = Kind("dedup-conflict", 409, "The dedup_key names another task")
-TASK_EXISTS = Kind("task-exists", 409, "A task has the dedup_key")
-EXISTS = Kind("exists", 409, "It exists already")
-IN_USE = Kind("in-use", 409, "Its present state forbids the change")
+DEDUP = Kind("dedup-conflict", 409, "The dedup_key names another task", e.DedupConflict)
+TASK_EXISTS = Kind("task-exists", 409, "A task has the dedup_key", e.TaskExists)
+EXISTS = Kind("exists", 409, "It exists already", e.ScheduleExists, e.TopicExists, e.NameTaken)
+IN_USE = Kind(
+    "in-use", 409, "Its present state forbids the change", e.TopicClosed, e.TopicInUse, e.TooManyTopics
+)
 LEASE_ENDED = Kind("lease-ended", 409, "The lease or its task has ended otherwise")
-ALONE = Kind("no-cluster", 409, "There is no cluster")
-UNREADABLE = Kind("unreadable-task", 409, "The stored task is damaged")
-TOO_LARGE = Kind("too-large", 413, "The request is too large")
+ALONE = Kind("no-cluster", 409, "There is no cluster", e.ConfigError)
+UNREADABLE = Kind("unreadable-task", 409, "The stored task is damaged", e.UnreadableTask)
+TOO_LARGE = Kind("too-large", 413, "The request is too large", e.BodyTooLarge)
 MEDIA_TYPE = Kind("media-type", 415, "The content type is not accepted")
-INVALID = Kind("invalid", 422, "A value is not allowed")
-REUSED = Kind("idempotency-key-reused", 422, "The Idempotency-Key was used for another request")
-RATE = Kind("rate-limit", 429, "The access token has reached its limit", 1)
+INVALID = Kind("invalid", 422, "A value is not allowed", e.InvalidInput)
+REUSED = Kind(
+    "idempotency-key-reused", 422, "The Idempotency-Key was used for another request", e.RequestReused
+)
+RATE = Kind("rate-limit", 429, "The access token has reached its limit", retry_after=1)
 HEADERS = Kind("headers-too-large", 431, "The request's line and headers are too large")
 CODING = Kind("transfer-coding", 501, "The Transfer-Encoding is not known")
-NOT_INSTALLED = Kind("not-installed", 501, "The gateway lacks packages for the call")
+NOT_INSTALLED = Kind("not-installed", 501, "The gateway lacks packages for the call", e.NotInstalled)
 INTERNAL = Kind("internal", 500, "The gateway failed")
-BUSY = Kind("busy", 503, "The gateway has too much to do", 1)
-UNAVAILABLE = Kind("unavailable", 503, "A server is out of reach", 1)
-NOT_READY = Kind("not-ready", 503, "A server must be upgraded or configured first", 30)
-LOCKED = Kind("secrets-locked", 503, "Secrets of targets cannot be read or written", 30)
-UNKNOWN_OUTCOME = Kind("submit-unknown", 503, "The task may or may not be stored", 1)
+BUSY = Kind("busy", 503, "The gateway has too much to do", e.Busy, retry_after=1)
+UNAVAILABLE = Kind("unavailable", 503, "A server is out of reach", e.Unavailable, retry_after=1)
+NOT_READY = Kind(
+    "not-ready", 503, "A server must be upgraded or configured first",
+    e.UnreadableSchedule, e.SchemaBehind, e.UnfitServer, retry_after=30,
+)  # fmt: skip
+LOCKED = Kind(
+    "secrets-locked", 503, "Secrets of targets cannot be read or written", e.SecretsLocked, retry_after=30
+)
+UNKNOWN_OUTCOME = Kind(
+    "submit-unknown", 503, "The task may or may not be stored", e.SubmitUnknown, retry_after=1
+)
 
 KINDS = tuple(kind for kind in list(globals().values()) if isinstance(kind, Kind))
 """Every kind, for the documentation."""
 
-KIND_OF: dict[type[e.TocError], tuple[Kind, str | None]] = {
-    e.NaiveDatetime: (INVALID, "action_time"),
-    e.NotInFuture: (INVALID, "action_time"),
-    e.InvalidDelay: (INVALID, "delay"),
-    e.InvalidAttribute: (INVALID, "attribute"),
-    e.InvalidBizId: (INVALID, "biz_id"),
-    e.InvalidTries: (INVALID, "tries"),
-    e.InvalidExpiry: (INVALID, "expires_at"),
-    e.InvalidBody: (INVALID, "body"),
-    e.BodyTooLarge: (TOO_LARGE, "body"),
-    e.BodyGone: (NO_BODY, None),
-    e.InvalidInput: (INVALID, None),
-    e.InvalidLease: (INVALID, "lease"),
-    e.NotPulled: (INVALID, "topic"),
-    e.UnknownTopic: (UNKNOWN_TOPIC, None),
-    e.UnknownTemplate: (UNKNOWN, None),
-    e.UnknownToken: (UNKNOWN, None),
-    e.UnknownTarget: (UNKNOWN, None),
-    e.UnknownSchedule: (UNKNOWN, None),
-    e.UnknownBulk: (UNKNOWN, None),
-    e.UnreadableSchedule: (NOT_READY, None),
-    e.ScheduleExists: (EXISTS, None),
-    e.TopicExists: (EXISTS, None),
-    e.NameTaken: (EXISTS, None),
-    e.NotGranted: (FORBIDDEN, None),
-    e.TopicClosed: (IN_USE, None),
-    e.TopicInUse: (IN_USE, None),
-    e.TooManyTopics: (IN_USE, None),
-    e.DedupConflict: (DEDUP, None),
-    e.TaskExists: (TASK_EXISTS, None),
-    e.RequestReused: (REUSED, "Idempotency-Key"),
-    e.ConfigError: (ALONE, None),
-    e.NotInstalled: (NOT_INSTALLED, None),
-    e.UnknownTask: (UNKNOWN_TASK, None),
-    e.UnreadableTask: (UNREADABLE, None),
-    e.UnknownHost: (UNKNOWN_HOST, None),
-    e.SchemaBehind: (NOT_READY, None),
-    e.UnfitServer: (NOT_READY, None),
-    e.SecretsLocked: (LOCKED, None),
-    e.Unavailable: (UNAVAILABLE, None),
-    e.Busy: (BUSY, None),
-    e.SubmitUnknown: (UNKNOWN_OUTCOME, None),
+KIND_OF: dict[type[e.TocError], Kind] = {error: kind for kind in KINDS for error in kind.errors}
+"""How each class of errors is answered. The most specific class of an error counts."""
+
+_FIELDS: dict[type[e.TocError], str] = {
+    e.NaiveDatetime: "action_time",
+    e.NotInFuture: "action_time",
+    e.InvalidDelay: "delay",
+    e.InvalidAttribute: "attribute",
+    e.InvalidBizId: "biz_id",
+    e.InvalidTries: "tries",
+    e.InvalidExpiry: "expires_at",
+    e.InvalidBody: "body",
+    e.InvalidLease: "lease",
+    e.NotPulled: "topic",
+    e.RequestReused: "Idempotency-Key",
 }
-"""How each class of errors is answered, and the field at fault. The most specific class of an error
-counts."""
+"""The field at fault, by class as well."""
 
 _WHERE: dict[type[e.TocError], str] = {
     e.StoreUnavailable: "the database",
@@ -152,7 +136,9 @@ def unknown_topic(name: str | None) -> Problem:
 
 def problem_of(error: e.TocError) -> Problem:
     """Return how an error is answered."""
-    kind, field = next(KIND_OF[cls] for cls in type(error).__mro__ if cls in KIND_OF)
+    classes = type(error).__mro__
+    kind = next(KIND_OF[cls] for cls in classes if cls in KIND_OF)
+    field = next((_FIELDS[cls] for cls in classes if cls in _FIELDS), None)
     if isinstance(error, e.SubmitUnknown):
         detail = "the task may or may not be stored: repeat with the same Idempotency-Key or dedup_key"
         return Problem(kind, detail, job_id=str(error.job_id))
@@ -161,7 +147,7 @@ def problem_of(error: e.TocError) -> Problem:
     if isinstance(error, e.UnknownTopic):  # its text may name others
         return unknown_topic(error.topic)
     if kind is UNAVAILABLE:
-        where = next((_WHERE[cls] for cls in type(error).__mro__ if cls in _WHERE), "a server")
+        where = next((_WHERE[cls] for cls in classes if cls in _WHERE), "a server")
         return Problem(kind, f"{where} is out of reach; nothing was acknowledged: try again")
     if kind is NOT_READY:
         return Problem(kind, "a server lacks what this version needs; `toc doctor` tells what to do")

@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from ipaddress import ip_network
 from typing import Any
@@ -27,10 +28,10 @@ import uvloop
 
 from toc.config import Settings
 from toc.coordination.assignment import PROTOCOL
+from toc.gateway import connections
 from toc.gateway.app import App
 from toc.gateway.app import Console as Pages
-from toc.gateway.connections import MAX_CONNECTIONS, MAX_PER_ADDRESS, Crowd, client_address
-from toc.gateway.server import GatewayServer, server
+from toc.gateway.connections import Crowd, GatewayServer, client_address, server
 from toc.gateway.service import Service
 from toc.loop import Loop, watch_threads, watched_task
 from toc.model.errors import TocError
@@ -59,108 +60,89 @@ OTHER_FILES = 256
 """Files that a process opens beside its clients' connections, at most."""
 
 
+@dataclass(eq=False)
 class Gateway:
     """The parts of one HTTP process."""
 
-    def __init__(
-        self,
-        center: TimeoutCenter,
-        link: ControlPipe,
-        arguments: argparse.Namespace,
-        lease_secret: bytes,
-        further: FurtherPorts,
-    ) -> None:
-        self._center = center
-        self._lease_secret = lease_secret
-        self._further = further
-        self._link = link
-        self._arguments = arguments
-        self._service: Service
-        self._servers: list[GatewayServer] = []
-        self._left = False
+    center: TimeoutCenter
+    link: ControlPipe
+    arguments: argparse.Namespace
+    lease_secret: bytes
+    further: FurtherPorts
+    servers: list[GatewayServer] = field(default_factory=list)
+    left: bool = False
 
     async def run(self) -> None:
         """Serve until told to stop."""
         loop = asyncio.get_running_loop()
-        settings = self._center.settings
-        book = TokenBook(self._center.store.tokens, self._center.clock)
+        center, arguments = self.center, self.arguments
+        book = TokenBook(center.store.tokens, center.clock)
         await loop.run_in_executor(None, book.run_once)
-        tokens = Loop("tokens", book.run_once)
-        tokens.start()
-        runner = BulkRunner(self._center)
-        jobs = Loop("bulk-jobs", runner.run_once)
-        jobs.start()
-        self._service = Service(self._center, book, self._lease_secret)
-        arguments = self._arguments
-        app: Any = App(self._service, _console(self._service, self._lease_secret))
+        runner = BulkRunner(center)
+        loops = Loop("tokens", book.run_once), Loop("bulk-jobs", runner.run_once)
+        for one in loops:
+            one.start()
+        self.service = service = Service(center, book, self.lease_secret)
+        app: Any = App(service, _console(service, self.lease_secret))
         if arguments.allow:
             app = only_from(app, arguments.allow)
         crowd = Crowd(most_connections(), arguments.per_address, map(ip_network, arguments.proxy))
-        listeners = [socket.socket(fileno=arguments.listen)]
-        self._servers = [
-            server(
-                app,
-                crowd,
-                shutdown_deadline=settings.shutdown_deadline,
-                certificate=arguments.tls_cert,
-                key=arguments.tls_key,
-            )
-        ]
-        for name, port, listener in self._further(self._service, arguments):
-            listeners.append(listener)
-            deadline = settings.shutdown_deadline
-            self._servers.append(server(port, crowd, shutdown_deadline=deadline, port=name))
-        loop.add_reader(self._link.fileno(), self._listen)
+        ports = [("native", app, socket.socket(fileno=arguments.listen)), *self.further(service, arguments)]
+        deadline = center.settings.shutdown_deadline
+        for name, port, _ in ports:
+            tls = (arguments.tls_cert, arguments.tls_key) if port is app else (None, None)
+            self.servers.append(server(port, crowd, shutdown_deadline=deadline, port=name, tls=tls))
+        loop.add_reader(self.link.fileno(), self._listen)
         loop.add_signal_handler(signal.SIGINT, lambda: None)  # on Ctrl-C the daemon says what to do
         loop.add_signal_handler(signal.SIGTERM, self._stop)
         tasks = {
             "connections": loop.create_task(crowd.look_on()),
             "beat": loop.create_task(self._beat()),
-            "topics": self._service.keeping,
+            "topics": service.keeping,
         }
         for name, task in tasks.items():
-            watched_task(name, task, lambda: self._left)
+            watched_task(name, task, lambda: self.left)
         # Loaded objects stay for good. Walking them would hold up every request under way for 50 ms at a
         # time, every two seconds under load.
         gc.collect()
         gc.freeze()
         release = {"version": version("timeout-center"), "protocol": PROTOCOL}
-        self._link.send("ready", worker_id=arguments.worker_id, **release)
-        serving = [one.serve([listener]) for one, listener in zip(self._servers, listeners, strict=True)]
+        self.link.send("ready", worker_id=arguments.worker_id, **release)
+        serving = [made.serve([port[-1]]) for made, port in zip(self.servers, ports, strict=True)]
         await asyncio.gather(*serving)
-        self._link.send("leaving", recycle="")
-        self._left = True
+        self.link.send("leaving", recycle="")
+        self.left = True
         for task in tasks.values():
             task.cancel()
-        await self._service.close()
-        tokens.stop(1.0)
-        jobs.stop(1.0)
+        await service.close()
+        for one in loops:
+            one.stop(1.0)
         runner.close(1.0)
-        loop.remove_reader(self._link.fileno())
-        self._link.send("left")
+        loop.remove_reader(self.link.fileno())
+        self.link.send("left")
 
     async def _beat(self) -> None:
         while True:
-            self._link.send("beat", stuck=[])
-            self._center.store.close_unused()
-            GATEWAYS_READY.of().set(self._service.readiness()[0])
+            self.link.send("beat", stuck=[])
+            self.center.store.close_unused()
+            GATEWAYS_READY.of().set(self.service.readiness()[0])
             await asyncio.sleep(BEAT_SECONDS)
 
     def _listen(self) -> None:
-        for message in self._link.receive():
+        for message in self.link.receive():
             if message["kind"] == "stop":
                 self._stop()
             elif message["kind"] == "force":
-                for one in self._servers:
+                for one in self.servers:
                     one.force_exit = True
                 self._stop()
-        if self._link.closed:  # the daemon is gone: its successor wants to listen here
-            asyncio.get_running_loop().remove_reader(self._link.fileno())
+        if self.link.closed:  # the daemon is gone: its successor wants to listen here
+            asyncio.get_running_loop().remove_reader(self.link.fileno())
             self._stop()
 
     def _stop(self) -> None:
-        self._service.stop()
-        for one in self._servers:
+        self.service.stop()
+        for one in self.servers:
             one.should_exit = True
 
 
@@ -175,7 +157,7 @@ def _console(service: Service, lease_secret: bytes) -> Pages | None:
 
 def most_connections() -> int:
     """Return how many connections this process may have, after raising its limit of open files."""
-    wanted = MAX_CONNECTIONS + OTHER_FILES
+    wanted = connections.MAX_CONNECTIONS + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -206,7 +188,7 @@ def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--tls-cert")
     parser.add_argument("--tls-key")
-    parser.add_argument("--per-address", type=int, default=MAX_PER_ADDRESS)
+    parser.add_argument("--per-address", type=int, default=connections.MAX_PER_ADDRESS)
     for name in ("allow", "proxy", "dialect", "dialect-from", "dialect-host"):
         parser.add_argument(f"--{name}", action="append", default=[])
     arguments = parser.parse_args()

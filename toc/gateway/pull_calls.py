@@ -12,16 +12,9 @@ from typing import Annotated, Any, NotRequired
 from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
+from toc.gateway import problems
 from toc.gateway.calls import Answer, Asked, HttpCall, Model
-from toc.gateway.problems import (
-    INVALID,
-    LEASE_ENDED,
-    UNAUTHENTICATED,
-    UNKNOWN_LEASE,
-    Problem,
-    problem_of,
-    unknown_topic,
-)
+from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.model.access import Action
 from toc.model.clock import to_ms
@@ -87,14 +80,14 @@ async def pull(asked: Asked) -> Answer:
     """Hand out due tasks of the first of these topics (a list with commas) that has any."""
     names, wanted, pulls = asked.path["topics"].split(","), asked.body, asked.service.pulls
     if len(names) > MAX_TOPICS:
-        raise Problem(INVALID, f"a pull may name {MAX_TOPICS} topics", field="topics")
+        raise Problem(problems.INVALID, f"a pull may name {MAX_TOPICS} topics", field="topics")
     for name in names:
         if not asked.may(name):
-            raise unknown_topic(name)
+            raise problems.unknown_topic(name)
     got = await pulls.pull(names, most=wanted.max, wait=wanted.wait, ttr=wanted.ttr)
     if not asked.still_valid():  # it may have been revoked during the wait
         pulls.release(got)
-        raise Problem(UNAUTHENTICATED, "the access token has expired or was revoked")
+        raise Problem(problems.UNAUTHENTICATED, "the access token has expired or was revoked")
     tasks = await with_bodies(asked.service, got, "bodies")
     return Answer(
         {"tasks": [_shown(one, content) for one, content in tasks]}, handed=[one for one, _ in tasks]
@@ -110,38 +103,26 @@ async def with_bodies(
     missing end as dead. Raises Busy or StoreUnavailable, and takes back all. ``line`` and ``bounds`` are
     those of ``Service.within``.
     """
-    found: list[tuple[HandedOut, Content | None]] = []
-    try:
-        found = await _with_bodies(service, got, line, **bounds)
-    finally:
-        shown = {one.key.job_id for one, _ in found}
-        service.pulls.release(one for one in got if one.key.job_id not in shown)
-    return found
-
-
-async def _with_bodies(
-    service: Service, got: Sequence[HandedOut], line: str, **bounds: int
-) -> list[tuple[HandedOut, Content | None]]:
     sizes = [(one, one.row.body_length) for one in got]
     if all(length < 0 for _, length in sizes):
         return [(one, None) for one in got]
-    part = next(bounded(sizes, MAX_BODY_BYTES), [])
-    service.hold(sum(max(length, 0) for _, length in sizes[: len(part)]))
-    wanted = {one.key.job_id: one.key.version for one in part if one.row.body_length >= 0}
-    contents: dict[int, Content] = {}
-    if wanted:
+    shown: list[tuple[HandedOut, Content | None]] = []
+    try:
+        part = next(bounded(sizes, MAX_BODY_BYTES))
+        service.hold(sum(max(length, 0) for _, length in sizes[: len(part)]))
+        wanted = {one.key.job_id: one.key.version for one in part if one.row.body_length >= 0}
         found = await service.within(line, partial(service.center.store.bodies.read, wanted), **bounds)
         if not found and found.unanswered:
             raise next(iter(found.unanswered.values()))
-        contents = dict(found)
         missing = wanted.keys() - found.keys() - found.unanswered.keys()
         if missing:
             await service.pulls.bury([one for one in part if one.key.job_id in missing], BODY_MISSING)
-    return [
-        (one, contents.get(one.key.job_id))
-        for one in part
-        if one.key.job_id not in wanted or one.key.job_id in contents
-    ]
+        contents = {**dict.fromkeys(one.key.job_id for one in part if one.row.body_length < 0), **found}
+        shown = [(one, contents[one.key.job_id]) for one in part if one.key.job_id in contents]
+    finally:
+        with_them = {one.key.job_id for one, _ in shown}
+        service.pulls.release(one for one in got if one.key.job_id not in with_them)
+    return shown
 
 
 def _shown(one: HandedOut, content: Content | None) -> PulledTask:
@@ -221,23 +202,44 @@ class LeaseOutcomes(TypedDict):
 
 async def ack(asked: Asked) -> Answer:
     """End tasks as processed, also after their leases have ended. May be repeated."""
-    return await _for_each(asked, asked.service.pulls.ack, _acked)
+    return await _for_each(asked, asked.service.pulls.ack, _ACKS.__getitem__)
 
 
 async def nack(asked: Asked) -> Answer:
     """Give tasks back as failed. Their leases must live."""
-    wanted, pulls = asked.body, asked.service.pulls
-    return await _for_each(
-        asked,
-        lambda leases: pulls.nack(leases, delay=wanted.delay, dead=wanted.dead, error=wanted.error),
-        _nacked,
-    )
+    wanted = asked.body
+    give_back = partial(asked.service.pulls.nack, delay=wanted.delay, dead=wanted.dead, error=wanted.error)
+    return await _for_each(asked, give_back, _NACKS.__getitem__)
 
 
 async def extend(asked: Asked) -> Answer:
     """Keep tasks for longer, in all at most the topic's max_runtime. Their leases must live."""
-    ttr, pulls = asked.body.ttr, asked.service.pulls
-    return await _for_each(asked, lambda leases: pulls.extend(leases, ttr=ttr), _extended)
+    return await _for_each(asked, partial(asked.service.pulls.extend, ttr=asked.body.ttr), _extended)
+
+
+_ACKS: dict[AckOutcome, dict[str, Any]] = {
+    outcome: {"outcome": outcome.value.replace(" ", "_"), "late": outcome is AckOutcome.LATE}
+    for outcome in AckOutcome
+}
+_NACKS: dict[LeaseOutcome, dict[str, Any]] = {
+    outcome: {"outcome": {LeaseOutcome.DONE: "nacked", LeaseOutcome.DEAD: "buried"}.get(outcome, "gone")}
+    for outcome in LeaseOutcome
+}
+_REFUSED = {
+    "cancelled": "the task was cancelled, or has expired",
+    "dead": "the task is dead",
+    "replaced": "the task has another version: a new deadline, a replacement or a redrive",
+    "not_handed_out": "nobody has the task: its hand-out was taken back before it was answered",
+    "gone": "the lease has ended: its ttr is over, or its task has ended or changed",
+    "unknown": "there is no such task",
+}
+"""Outcomes that are refusals, and what they mean."""
+
+
+def _extended(until: datetime | LeaseOutcome) -> dict[str, Any]:
+    if isinstance(until, LeaseOutcome):
+        return {"outcome": "gone"}
+    return {"outcome": "extended", "lease_until": instant(to_ms(until))}
 
 
 async def _for_each(
@@ -248,26 +250,22 @@ async def _for_each(
     """Do it for those leases that the token may use, and answer for all in order. Raises Problem."""
     body: Leases = asked.body
     if (body.lease is None) == (body.leases is None):
-        raise Problem(INVALID, "give a lease, or a list of leases", field="lease")
+        raise Problem(problems.INVALID, "give a lease, or a list of leases", field="lease")
     leases = body.leases or [body.lease or ""]
     own, untold = await _visible(asked, leases)
     results = untold | dict(zip(own, await do(own.values()) if own else (), strict=True))
     answers = [_answer(lease, results.get(lease), told) for lease in leases]
-    if body.leases is not None:
-        return Answer(
-            {
-                "leases": [
-                    {"lease": lease, "outcome": one.more["outcome"], "problem": one.body()}
-                    if isinstance(one, Problem)
-                    else one
-                    for lease, one in zip(leases, answers, strict=True)
-                ]
-            }
-        )
-    (only,) = answers
-    if isinstance(only, Problem):
-        raise only
-    return Answer(only)
+    if body.leases is None:
+        if isinstance(answers[0], Problem):
+            raise answers[0]
+        return Answer(answers[0])
+    listed = [
+        {"lease": lease, "outcome": one.more["outcome"], "problem": one.body()}
+        if isinstance(one, Problem)
+        else one
+        for lease, one in zip(leases, answers, strict=True)
+    ]
+    return Answer({"leases": listed})
 
 
 async def _visible(asked: Asked, texts: Iterable[str]) -> tuple[dict[str, PullLease], dict[str, Any]]:
@@ -278,65 +276,36 @@ async def _visible(asked: Asked, texts: Iterable[str]) -> tuple[dict[str, PullLe
     for text in texts:
         with suppress(InvalidLease):
             leases[text] = asked.service.pulls.parse(text)
-    topics = {biz_type: topic_of(biz_type) for biz_type in {lease.biz_type for lease in leases.values()}}
     error: TocError | None = None
-    if None in topics.values():
+    if any(topic_of(lease.biz_type) is None for lease in leases.values()):
         try:  # another process may just have created it
             await asked.service.batcher.read_topics()
         except TocError as exc:
             error = exc
-        topics = {biz_type: topic_of(biz_type) for biz_type in topics}
-    own = {biz_type for biz_type, topic in topics.items() if topic is not None and asked.may(topic.name)}
-    return (
-        {text: lease for text, lease in leases.items() if lease.biz_type in own},
-        {text: error for text, lease in leases.items() if topics[lease.biz_type] is None},
-    )
-
-
-def _acked(outcome: AckOutcome) -> dict[str, Any]:
-    return _ACKS[outcome]
-
-
-_ACKS: dict[AckOutcome, dict[str, Any]] = {
-    outcome: {"outcome": outcome.value.replace(" ", "_"), "late": outcome is AckOutcome.LATE}
-    for outcome in AckOutcome
-}
-
-
-def _nacked(outcome: LeaseOutcome) -> dict[str, Any]:
-    return {"outcome": {LeaseOutcome.DONE: "nacked", LeaseOutcome.DEAD: "buried"}.get(outcome, "gone")}
-
-
-def _extended(until: datetime | LeaseOutcome) -> dict[str, Any]:
-    if isinstance(until, LeaseOutcome):
-        return {"outcome": "gone"}
-    return {"outcome": "extended", "lease_until": instant(to_ms(until))}
+    own: dict[str, PullLease] = {}
+    untold: dict[str, Any] = {}
+    for text, lease in leases.items():
+        topic = topic_of(lease.biz_type)
+        if topic is None:
+            untold[text] = error
+        elif asked.may(topic.name):
+            own[text] = lease
+    return own, untold
 
 
 def _answer(lease: str, result: Any, told: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | Problem:
     if result is None or isinstance(result, InvalidLease):
-        return Problem(UNKNOWN_LEASE, "there is no such lease", outcome="unknown")
+        return Problem(problems.UNKNOWN_LEASE, "there is no such lease", outcome="unknown")
     if isinstance(result, TocError):
-        problem = problem_of(result)
+        problem = problems.problem_of(result)
         problem.more["outcome"] = "failed"
         return problem
     found = told(result)
     outcome = found["outcome"]
     if outcome in _REFUSED:
-        kind = UNKNOWN_LEASE if outcome == "unknown" else LEASE_ENDED
+        kind = problems.UNKNOWN_LEASE if outcome == "unknown" else problems.LEASE_ENDED
         return Problem(kind, _REFUSED[outcome], outcome=outcome)
     return {"lease": lease, **found}
-
-
-_REFUSED = {
-    "cancelled": "the task was cancelled, or has expired",
-    "dead": "the task is dead",
-    "replaced": "the task has another version: a new deadline, a replacement or a redrive",
-    "not_handed_out": "nobody has the task: its hand-out was taken back before it was answered",
-    "gone": "the lease has ended: its ttr is over, or its task has ended or changed",
-    "unknown": "there is no such task",
-}
-"""Outcomes that are refusals, and what they mean."""
 
 
 CALLS = (

@@ -1,19 +1,22 @@
-"""What the calls work with: the batcher, the tokens, and threads for calls that wait for servers.
+"""What the calls work with: the batcher, the tokens, and lines for calls that wait for servers.
 
-Each server has its own threads, so a server that hangs holds up only calls that need it.
+Each server has a line with threads of its own, so a server that hangs holds up only calls that need it.
+No sender has all threads of a line, nor all places before them: without that, one token with 70 slow searches
+would keep everybody else's waiting, or have them refused.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from toc.gateway.connections import Shares
 from toc.gateway.exchange import CURRENT
-from toc.gateway.lines import Line
-from toc.model.errors import SchemaBehind, StoreUnavailable, TocError, UnknownTopic
+from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, TocError, UnknownTopic
 from toc.model.task import TaskRow
 from toc.model.topic import Topic, check_native
 from toc.operate.operation import Place
@@ -26,7 +29,61 @@ from toc.sdk.client import TimeoutCenter
 SMALL_TEXT = 64 << 10
 """Bytes of JSON that are parsed on the event loop."""
 
+THREADS = 4
+"""Calls of a line that are made at once."""
+MAX_CALLS = 68
+"""Most calls of a line, made or waiting. One sender may have as many as are still free."""
+
 R = TypeVar("R")
+
+
+class Line:
+    """Calls that wait for the threads of one pool. For one event loop."""
+
+    def __init__(self, name: str, most: int = MAX_CALLS, threads: int = THREADS) -> None:
+        self._pool = ThreadPoolExecutor(threads, f"toc-{name}")
+        self._of_one = max(1, threads - 1)
+        self._free = asyncio.Semaphore(threads)
+        self._own: dict[str, asyncio.Semaphore] = {}
+        """By sender: all threads but one."""
+        self._calls = Shares(most, "too many requests wait for a server")
+
+    async def run(self, sender: str, do: Callable[[], Any]) -> Any:
+        """Run it on a thread, once one is free for this sender. Raises Busy, and what it raises."""
+        self._calls.take(sender)
+        held: list[asyncio.Semaphore] = []
+        refused = False
+
+        def ended(_: object = None) -> None:
+            for places in held:
+                places.release()
+            self._calls.give(sender)
+            if sender not in self._calls:
+                del self._own[sender]
+
+        def run() -> Any:
+            if refused:  # no thread could be started, but the call is in the pool's queue
+                raise Busy("nobody waits for it")
+            return do()
+
+        own = self._own.setdefault(sender, asyncio.Semaphore(self._of_one))
+        try:
+            for places in (own, self._free):
+                await places.acquire()
+                held.append(places)
+            work = asyncio.get_running_loop().run_in_executor(self._pool, run)
+        except BaseException as exc:
+            refused = True
+            ended()
+            if isinstance(exc, RuntimeError):  # can't start new thread
+                raise Busy("this process can start no further thread; try again in a moment") from exc
+            raise
+        work.add_done_callback(ended)  # the thread is busy until then, also if the client leaves
+        return await asyncio.shield(work)
+
+    def close(self) -> None:
+        """End the threads once their present work is done."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Service:

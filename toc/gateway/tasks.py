@@ -10,17 +10,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypeVar
 from pydantic import BaseModel, Field, Json
 from typing_extensions import TypedDict
 
-from toc.gateway.calls import (
-    Answer,
-    Asked,
-    HttpCall,
-    Instant,
-    Model,
-    Query,
-    TaskBizId,
-    forbidden,
-    meant,
-)
+from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Query, TaskBizId, forbidden, meant
 from toc.gateway.problems import INVALID, NO_BODY, Problem, problem_of
 from toc.model.access import MATRIX, Access, Action
 from toc.model.errors import RequestReused, TocError
@@ -221,10 +211,7 @@ async def body(asked: Asked) -> Answer:
     return Answer(content.data, media_type=content.content_type, headers=_DOWNLOAD)
 
 
-_DOWNLOAD = {
-    "content-disposition": "attachment",
-    "content-security-policy": "default-src 'none'; sandbox",
-}
+_DOWNLOAD = {"content-disposition": "attachment", "content-security-policy": "default-src 'none'; sandbox"}
 """Whatever the bytes are, a browser neither shows nor runs them."""
 
 
@@ -234,10 +221,7 @@ async def get(asked: Asked) -> Answer:
     ``late`` is null if it is not, or if nobody knows.
     """
     row, topic = await asked.row()
-    shown: TaskWithWhy = {
-        **task_shown(row, topic, values=asked.may(topic, Action.READ_VALUES)),
-        "late": None,
-    }
+    shown: TaskWithWhy = {**task_shown(row, topic, values=asked.may(topic, Action.READ_VALUES)), "late": None}
     center = asked.service.center
     if may_be_late(row, center.clock.now_ms()):
         servers = asked.token.may(Action.READ_CLUSTER) is Access.ALLOWED

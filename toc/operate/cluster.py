@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from toc.coordination.assignment import TABLES, Spread
-from toc.coordination.onlooker import Onlooker
 from toc.coordination.operator import Operator
+from toc.coordination.rows import Onlooker
 from toc.model.errors import ConfigError
 from toc.model.topic import Delivery, Slot
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from toc.coordination.address import Address
 from toc.coordination.assignment import TABLES, Spread
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
+from toc.coordination.session import Address
 from toc.coordination.znodes import host_of
 from toc.index import preflight
 from toc.index.calls import BySlot

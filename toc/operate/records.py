@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from toc.coordination.coordinator import WorkerRow
-    from toc.coordination.intents import Intents
-    from toc.coordination.operator import Move
+    from toc.coordination.operator import Intents, Move
     from toc.model.access import Token
     from toc.model.schedule import Fire
     from toc.model.target import Target

@@ -23,7 +23,7 @@ from toc.store.records.targets import Resealed, TargetBook, no_target
 
 if TYPE_CHECKING:
     from toc.sdk.parts import Parts
-    from toc.webhooks.probe import TestAnswer
+    from toc.webhooks.sender import TestAnswer
 
 Changed = TypeVar("Changed")
 
@@ -137,7 +137,7 @@ class Targets:
         webhooks.
         """
         try:
-            from toc.webhooks.probe import send_test
+            from toc.webhooks.sender import send_test
         except ImportError as exc:
             raise NotInstalled("requests to targets need aiohttp", "webhooks") from exc
         table = self._parts.store.targets

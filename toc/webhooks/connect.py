@@ -1,4 +1,4 @@
-"""Connections of webhooks: names are looked up, and only to addresses that were checked is a connection made.
+"""Connections of webhooks: which addresses they may have, and how names are looked up.
 
 The resolver leaves out addresses that must not be connected to. The address is checked once more where its
 socket is made, so nothing else can be connected to: no literal, which aiohttp does not look up, and no answer
@@ -6,6 +6,18 @@ from its cache.
 
 A look-up that hangs keeps a thread, and nothing ends it. aiohttp looks each name up once at a time, and up to
 MAX_LOOKUPS are looked up at once: so names which hang hold up no others, unless there are very many.
+
+An address may embed another one, to which a translator or a tunnel would pass the connection on. Every
+embedded address is judged as well, and one that is refused refuses the whole. NAT64 for local use
+(64:ff9b:1::/48, RFC 8215) is refused as a whole: only its network knows where they embed another one.
+
+    64:ff9b::/96         NAT64                  the last 32 bits (RFC 6052)
+    2002::/16            6to4                   bits 16 to 47 (RFC 3056)
+    2001::/32            Teredo                 bits 32 to 63, and the last 32 inverted (RFC 4380)
+    ::ffff:0:0/96        IPv4-mapped            the last 32 bits (RFC 4291)
+    ::ffff:0:0:0/96      IPv4-translated        the last 32 bits (RFC 2765)
+    ::/96                IPv4-compatible        the last 32 bits (RFC 4291)
+    ...:0:5efe:a.b.c.d   ISATAP                 the last 32 bits (RFC 5214)
 """
 
 from __future__ import annotations
@@ -15,7 +27,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from ipaddress import ip_address
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 from weakref import WeakSet
 
@@ -24,11 +36,10 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 
-from toc.webhooks.addresses import Allowed, refusal
-
 MAX_LOOKUPS = 120
 NAMES_SECONDS = 10
 """After this time a name is looked up again."""
+NUMERIC = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
 KEEP_SECONDS = 15.0
 """For how long an idle connection is kept."""
 UNREAD_MS = 60_000
@@ -45,6 +56,77 @@ AT_ONCE_BYTES = 1 << 15
 Infos = Sequence[tuple[Any, ...]]
 Lookup = Callable[..., Infos]
 """``socket.getaddrinfo``, or its replacement."""
+
+
+# --- addresses
+
+Address = IPv4Address | IPv6Address
+Allowed = Callable[[Address], bool]
+"""Whether an address is listed: it may then be connected to, whatever it is."""
+
+_SPECIAL = [
+    (what, ip_network(text))
+    for what, texts in {
+        "unspecified": "0.0.0.0/8 ::/128",
+        "private": "10.0.0.0/8 172.16.0.0/12 192.168.0.0/16 fc00::/7 fec0::/10",
+        "shared by a carrier's customers": "100.64.0.0/10",
+        "loopback": "127.0.0.0/8 ::1/128",
+        "link-local": "169.254.0.0/16 fe80::/10",
+        "for documentation": "192.0.2.0/24 198.51.100.0/24 203.0.113.0/24 2001:db8::/32 3fff::/20",
+        "for benchmarks": "198.18.0.0/15 2001:2::/48",
+        "multicast": "224.0.0.0/4 ff00::/8",
+        "reserved": "192.0.0.0/24 192.88.99.0/24 240.0.0.0/4 2001::/23",
+    }.items()
+    for text in texts.split()
+]
+"""The first that fits counts. Of IPv6 what is outside _GLOBAL6 is reserved, too."""
+_GLOBAL6 = IPv6Network("2000::/3")
+_SIX_TO_FOUR = IPv6Network("2002::/16")
+_TEREDO = IPv6Network("2001::/32")
+_LAST_32 = tuple(map(IPv6Network, ("64:ff9b::/96", "::ffff:0:0/96", "::ffff:0:0:0/96", "::/96")))
+_ISATAP = (0x00005EFE, 0x02005EFE)
+
+
+def embedded(address: Address) -> list[IPv4Address]:
+    """Return the IPv4 addresses that this one embeds; [] for a plain one."""
+    number = int(address)
+    if isinstance(address, IPv4Address) or number < 2:  # unspecified and loopback look IPv4-compatible
+        return []
+    inner: tuple[int, ...] = ()
+    if address in _SIX_TO_FOUR:
+        inner = (number >> 80,)
+    elif address in _TEREDO:
+        inner = (number >> 64, ~number)
+    elif any(address in network for network in _LAST_32) or number >> 32 & 0xFFFFFFFF in _ISATAP:
+        inner = (number,)
+    return [IPv4Address(one & 0xFFFFFFFF) for one in inner]
+
+
+def refusal(address: Address, allowed: Allowed) -> str | None:
+    """Return why this address must not be connected to, or None if it may be.
+
+    A listed address may be connected to, and so may one that embeds listed or public ones only.
+    """
+    if getattr(address, "scope_id", None) is not None:
+        return "it is link-local"
+    if allowed(address):
+        return None
+    inner = embedded(address)
+    if inner:
+        for one in inner:
+            if not allowed(one) and (why := _special(one)) is not None:
+                return f"it embeds {one}, which is {why}"
+        if int(address) >> 32 & 0xFFFFFFFF not in _ISATAP:
+            return None
+        # only its interface part embeds an address: the network part is judged as well
+    why = _special(address)
+    return None if why is None else f"it is {why}"
+
+
+def _special(address: Address) -> str | None:
+    found = next((what for what, network in _SPECIAL if address in network), None)
+    beyond = isinstance(address, IPv6Address) and address not in _GLOBAL6
+    return found or ("reserved" if beyond else None)
 
 
 class AddressRefused(OSError):
@@ -80,15 +162,9 @@ class Resolver(AbstractResolver):
             except (AddressRefused, ValueError) as exc:
                 refused = AddressRefused(f"{host}: {exc}")
                 continue
+            to = address[0]
             found.append(
-                {
-                    "hostname": host,
-                    "host": address[0],
-                    "port": port,
-                    "family": kind,
-                    "proto": proto,
-                    "flags": socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
-                }
+                ResolveResult(hostname=host, host=to, port=port, family=kind, proto=proto, flags=NUMERIC)
             )
         if not found:
             raise refused or OSError(f"{host}: there is no address of this name")
@@ -133,23 +209,9 @@ class Bounded(asyncio.Protocol):
         assert isinstance(inner, asyncio.Protocol)  # noqa: S101 - aiohttp's
         self._inner = inner
         self._transport = transport
+        for name in ("connection_lost", "eof_received", "pause_writing", "resume_writing"):
+            setattr(self, name, getattr(inner, name))
         self.left = 0
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on."""
-        self._inner.connection_lost(exc)
-
-    def eof_received(self) -> bool | None:
-        """Pass it on."""
-        return self._inner.eof_received()
-
-    def pause_writing(self) -> None:
-        """Pass it on."""
-        self._inner.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass it on."""
-        self._inner.resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Pass it on, or break the connection off."""

@@ -23,16 +23,13 @@ from toc.model.raised import Delivered, Postponed, Sent, Undelivered
 from toc.model.target import Allow, Target, TargetSecrets, route_of, url_of
 from toc.model.task import Task
 from toc.model.topic import Delivery
+from toc.observe import metrics
 from toc.observe.log import get_logger
-from toc.observe.metrics import WEBHOOK_BREAKERS, WEBHOOK_REQUESTS, WEBHOOK_SECONDS
-from toc.observe.tracing import traceparent
 from toc.store.records.targets import TargetBook, TargetTable
 from toc.webhooks.answers import Meaning, Response, meaning
-from toc.webhooks.capacity import Full
 from toc.webhooks.connect import Lookup
-from toc.webhooks.limiter import Limiter
-from toc.webhooks.postponed import Labels, Waits
-from toc.webhooks.request import body_of, headers_of
+from toc.webhooks.limiter import Full, Limiter
+from toc.webhooks.request import body_of, named_headers, signed, webhook_id
 from toc.webhooks.sender import Sender
 
 log = get_logger(__name__)
@@ -62,6 +59,9 @@ FEW = 4
 """Requests in flight that a target may have in one process while any place is free."""
 MAX_HELD = 128 << 20
 """Bytes of bodies of tasks that are sent, or wait for a place in memory, in one process."""
+MAX_LABELS = 300
+"""Targets with a name of their own in the metrics of one process."""
+OTHERS = "(others)"
 PAUSED_BY = "webhook"
 NOTHING: Mapping[str, str] = {}
 
@@ -80,18 +80,54 @@ class Bound(NamedTuple):
     path: str = ""
     """The path on the target's host that the task named, instead of the target's own URL."""
 
-    @property
-    def limits(self) -> tuple[int, float | None]:
-        """The most requests in flight, and per second."""
-        if self.target is None:
-            return OWN_CONCURRENCY, None
-        return self.target.concurrency, self.target.rate
-
     def keys(self, now: int) -> Sequence[bytes]:
         """The keys to sign with at ``now`` (ms)."""
         if self.target is None or self.opened is None:
             return ()
         return self.opened.signing(self.target, now)
+
+
+class Waits:
+    """Counts postponed tasks by target and reason. Instants are ms. Used by the event loop alone.
+
+    Each process counts what it has postponed itself, until the time at which that comes back. A task is
+    postponed by one process at a time, so the sum over all processes is what waits.
+    """
+
+    def __init__(self) -> None:
+        self._labels: set[str] = set()
+        self._until: dict[tuple[str, str], Counter[int]] = {}
+        """(target, reason) -> the second in which tasks come back -> how many."""
+
+    def label(self, target: str) -> str:
+        """Return the name of a target in metrics: bounded, however many targets there are."""
+        if target not in self._labels:
+            if len(self._labels) >= MAX_LABELS:
+                return OTHERS
+            self._labels.add(target)
+        return target
+
+    def note(self, target: str, reason: str, until: int) -> None:
+        """Count a task that was postponed."""
+        self._until.setdefault((target, reason), Counter())[until // 1000] += 1
+        metrics.WEBHOOK_POSTPONED.of(self.label(target), reason).add()
+
+    def waiting(self, target: str, reason: str) -> int:
+        """How many tasks wait for a target, for this reason."""
+        until = self._until.get((target, reason))
+        return sum(until.values()) if until else 0
+
+    def update_gauges(self, now: int) -> None:
+        """Forget what has come back by ``now``, and update the gauges."""
+        counts: Counter[tuple[str, str]] = Counter()
+        for (target, reason), seconds in list(self._until.items()):
+            for second in [each for each in seconds if each < now // 1000]:
+                del seconds[second]
+            counts[self.label(target), reason] += sum(seconds.values())
+            if not seconds:
+                del self._until[target, reason]
+        for labels, count in counts.items():
+            metrics.WEBHOOK_WAITING.of(*labels).set(count)
 
 
 class Webhooks:
@@ -130,8 +166,7 @@ class Webhooks:
         """For tasks' own URLs: looking up names that are not found occupies its own threads, not those of
         targets."""
         self._limiter = Limiter(queues.permits, holder, lambda: self.members)
-        self._labels = Labels()
-        self._waits = Waits(self._labels)
+        self._waits = Waits()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-webhooks")
         self._updates_gauges = False
         self._open: set[str] = set()
@@ -172,7 +207,9 @@ class Webhooks:
                 del self._held[bound.label]
 
     async def _deliver(self, task: Task, bound: Bound) -> Delivered:
-        capacity = self._limiter.of(bound.name, *bound.limits)
+        to = bound.target
+        limits = (OWN_CONCURRENCY, None) if to is None else (to.concurrency, to.rate)
+        capacity = self._limiter.of(bound.name, *limits)
         max_runtime = self._catalog.known()[task.topic].max_runtime
         try:
             await self._limiter.enter(capacity, WAITS * max_runtime)
@@ -258,15 +295,10 @@ class Webhooks:
     async def _send(self, task: Task, bound: Bound, most_seconds: float) -> Response:
         body, content_type = body_of(task)
         now = self._clock.now_ms()
-        headers = headers_of(
-            task,
-            body,
-            content_type,
-            keys=bound.keys(now),
-            timestamp=now // 1000,
-            traceparent=traceparent(task.job_id),
-            own=bound.headers,
-        )
+        headers = signed(
+            named_headers(task), webhook_id(task), body, content_type,
+            keys=bound.keys(now), timestamp=now // 1000, own=bound.headers,
+        )  # fmt: skip
         seconds = OWN_SECONDS if bound.target is None else bound.target.timeout
         sender = self._own_sender if bound.target is None else self._sender
         free = self._most - self._in_flight.total()
@@ -279,10 +311,10 @@ class Webhooks:
             self._in_flight[bound.label] -= 1
             if not self._in_flight[bound.label]:
                 del self._in_flight[bound.label]
-        label = self._labels.of(bound.label)
+        label = self._waits.label(bound.label)
         status = "none" if answer.status is None else f"{answer.status // 100}xx"
-        WEBHOOK_REQUESTS.of(label, status).add()
-        WEBHOOK_SECONDS.of(label).observe_one(answer.ms / 1000)
+        metrics.WEBHOOK_REQUESTS.of(label, status).add()
+        metrics.WEBHOOK_SECONDS.of(label).observe_one(answer.ms / 1000)
         return answer
 
     async def _judge(self, task: Task, bound: Bound, answer: Response) -> Delivered:
@@ -292,21 +324,18 @@ class Webhooks:
         if found is Meaning.PROCESSED:
             return Delivered(sent, answer.text)
         if found is Meaning.GONE and bound.target is not None and not bound.path:
-            await self._pause(bound.target, task)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._executor, self._pause, bound.target, task.job_id)
         if found in (Meaning.DEAD, Meaning.GONE):
             raise Undelivered(answer.text, sent, dead=True)
         after = answer.retry_after
         cap = self._catalog.known()[task.topic].backoff_cap
         raise Undelivered(answer.text, sent, after_ms=round(min(after, cap) * 1000) if after else None)
 
-    async def _pause(self, target: Target, task: Task) -> None:
-        """Pause a target that has answered 410. If that fails, the next task's answer does it."""
-        why = f"it answered 410 to job {task.job_id}"
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._executor, self._write_pause, target, why, task.job_id)
-
-    def _write_pause(self, target: Target, why: str, job_id: int) -> None:
-        """Write to a target's row that it is paused, unless it has changed."""
+    def _pause(self, target: Target, job_id: int) -> None:
+        """Pause a target that has answered 410, unless it has changed. If that fails, the next task's answer
+        does it."""
+        why = f"it answered 410 to job {job_id}"
         try:
             if self._targets.pause(target.name, by=PAUSED_BY, why=why, change_id=target.change_id):
                 log.warning("target_paused", target=target.name, job_id=job_id)
@@ -322,10 +351,10 @@ class Webhooks:
         is_open = dict.fromkeys(self._open, False)  # the capacity of some may be forgotten by now
         for name, breaker_open in self._limiter.open_breakers().items():
             if not name.startswith(_OWN_PREFIX):
-                label = self._labels.of(name)
+                label = self._waits.label(name)
                 is_open[label] = breaker_open or is_open.get(label, False)
         for label, value in is_open.items():
-            WEBHOOK_BREAKERS.of(label).set(int(value))
+            metrics.WEBHOOK_BREAKERS.of(label).set(int(value))
         self._open = {label for label, value in is_open.items() if value}
         asyncio.get_running_loop().call_later(1.0, self._update_gauges)
 

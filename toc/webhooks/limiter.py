@@ -24,11 +24,11 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from toc.index.messages import PermitRequest, Permits
 from toc.model.errors import IndexUnavailable
 from toc.observe.log import get_logger
-from toc.webhooks.capacity import BURST_SECONDS, MAX_PATIENCE_SECONDS, Capacity, Waiter
 
 log = get_logger(__name__)
 
@@ -47,9 +47,193 @@ SLACK = 8
 """How many places a process asks for beyond twice those in use, so that it need not ask for each. But what it
 does not use leaves some for another process, which would have to wait until the next renewal."""
 
+PATIENCE_SECONDS = 0.25
+"""Longest wait in memory for a target that has requests of this process and answers none."""
+MAX_PATIENCE_SECONDS = 2.0
+"""Longest wait in memory otherwise."""
+MOVES_SECONDS = 0.1
+"""After this time without an answer, a waiting task counts as waiting for its target, not for this
+process."""
+MAX_QUEUED = 500
+"""How many tasks may wait for a target that answers."""
+FIRST_QUEUED = 64
+"""How many may wait for another target, beyond those that it may have in flight."""
+FIRST_GUESS_SECONDS = 0.05
+"""How long a request is assumed to take, until one has ended."""
+BURST_SECONDS = 0.1
+"""A target with a rate may get this many seconds' worth of requests at one instant."""
+
+FAILURES = 10
+"""Failures in a row that open it."""
+FIRST_SECONDS = 2.0
+"""How long it is open the first time."""
+MAX_SECONDS = 60.0
+PROBE_WAIT_SECONDS = 1.0
+"""How long others wait while the probe is under way."""
+
 PermitRequests = Mapping[str, PermitRequest]
 PermitReplies = Mapping[str, Permits | IndexUnavailable]
 RequestPermits = Callable[[PermitRequests], PermitReplies]
+
+
+class Breaker:
+    """The breaker of one target in one process.
+
+    Counts failures that say something of the target: no answer, 408, 429 and 5xx. Times are monotonic.
+
+    closed     requests go; FAILURES failures in a row open it
+    open       nothing goes until its time is over; each time in a row is twice as long
+    half-open  one request goes, the probe: its success closes the breaker, its failure opens it again
+    """
+
+    __slots__ = ("_failures", "_probing", "_times", "_until", "era")
+
+    def __init__(self) -> None:
+        self.era = 0
+        """A number that changes each time the breaker is opened or closed. A request belongs to the era in
+        which it began."""
+        self._failures = 0
+        self._times = 0
+        """How often in a row it was opened."""
+        self._until = 0.0
+        self._probing = False
+        """Whether the probe is under way."""
+
+    @property
+    def opened(self) -> bool:
+        """Whether it is not closed."""
+        return self._times > 0
+
+    def blocked(self, now: float) -> float:
+        """Return for how many seconds no request may go; 0 if one may."""
+        if not self._times:
+            return 0.0
+        return PROBE_WAIT_SECONDS if self._probing else max(self._until - now, 0.0)
+
+    def begin(self, now: float) -> bool:
+        """Count a request that is to go, the probe if the breaker is not closed. False: it must not."""
+        if self.blocked(now) > 0:
+            return False
+        self._probing = self.opened
+        return True
+
+    def judge(self, now: float, era: int, *, well: bool | None) -> bool:
+        """Note whether the target was ``well`` at a request of ``era``; None: it was broken off, which says
+        nothing. Returns whether this has opened the breaker."""
+        if well is None:
+            self.given_up(era)
+        elif well:
+            self._failures = 0
+            if self._times:
+                self._change(0, 0.0)
+        elif era == self.era:  # of those that were under way when it opened, none opens it for longer
+            self._failures += 1
+            if self._times or self._failures >= FAILURES:
+                self._change(
+                    self._times + 1, now + min(FIRST_SECONDS * 2.0 ** min(self._times, 10), MAX_SECONDS)
+                )
+                return True
+        return False
+
+    def given_up(self, era: int) -> None:
+        """If a request of ``era`` was the probe, let another one be it."""
+        if era == self.era:
+            self._probing = False
+
+    def _change(self, times: int, until: float) -> None:
+        self.era += 1
+        self._times, self._until, self._probing = times, until, False
+
+
+class Full(Exception):
+    """Nothing is free for ``seconds``, or longer. ``reason``: ``breaker``, ``rate`` or ``concurrency``.
+
+    ``each``: seconds after which one more task can be sent, about, as long as others wait.
+    """
+
+    def __init__(self, seconds: float, reason: str, each: float) -> None:
+        super().__init__(reason)
+        self.seconds = seconds
+        self.reason = reason
+        self.each = each
+
+
+@dataclass(eq=False, slots=True)
+class Waiter:
+    """A task that waits for a place ``since`` then, ``until`` then at most: whether it got one."""
+
+    admitted: asyncio.Future[bool]
+    since: float
+    until: float
+
+
+@dataclass(eq=False, slots=True)
+class Capacity:
+    """What this process may send to one target, and what it sends. Times are those of the event loop."""
+
+    name: str
+    limit: int
+    rate: float
+    """Requests a second; 0: no limit."""
+    breaker: Breaker = field(default_factory=Breaker)
+    in_flight: int = 0
+    """Requests in flight."""
+    granted: int = 0
+    """Places that Redis lets this process use; while Redis is away, its part of the limit."""
+    granted_until: float = 0.0
+    """Until when Redis lets it."""
+    tokens: float = 0.0
+    """Requests that may begin, if there is a rate."""
+    away: bool = False
+    """Whether the Redis node that shares its limits is away."""
+    refilled: float = 0.0
+    """When tokens were last made here, while Redis is away."""
+    holders: int = 1
+    """Processes that send to the target, by the last answer of Redis."""
+    wanted: int = 0
+    """How many places it asked for last."""
+    ask_at: float = 0.0
+    """Before this time Redis is not asked for more."""
+    renew_at: float = 0.0
+    """When its share is asked for again in any case."""
+    queue: list[Waiter] = field(default_factory=list)
+    used: float = 0.0
+    """When a task last asked for a place."""
+    moved: float = float("-inf")
+    """When a request was last answered, or the first of those in flight began."""
+    seconds: float = FIRST_GUESS_SECONDS
+    """Moving average of how long a request takes."""
+
+    def moves(self, now: float) -> bool:
+        """Whether waiting tasks will be sent in a moment."""
+        return now - self.moved < MOVES_SECONDS and not self.breaker.blocked(now)
+
+    def longest(self, now: float) -> int:
+        """How many tasks may wait here."""
+        return MAX_QUEUED if self.moves(now) else min(FIRST_QUEUED + self.limit, MAX_QUEUED)
+
+    @property
+    def burst(self) -> float:
+        """How many requests may begin at one instant, if there is a rate; else 0."""
+        return max(self.rate * BURST_SECONDS, 1.0) if self.rate else 0.0
+
+    def full(self, now: float) -> Full:
+        """Return why nothing is free."""
+        pace = max(self.seconds, now - self.moved) if self.in_flight else self.seconds
+        each = pace / max(self.granted, self.limit // self.holders, 1)
+        if (closed := self.breaker.blocked(now)) > 0:
+            return Full(closed, "breaker", each)
+        if self.rate and self.in_flight < self.granted:
+            return Full(0.0, "rate", self.holders / self.rate)
+        return Full(0.0, "concurrency", each)
+
+    def end_waits(self, now: float) -> None:
+        """End the waits that have been long enough."""
+        patience = PATIENCE_SECONDS if self.in_flight and not self.moves(now) else MAX_PATIENCE_SECONDS
+        for waiter in self.queue:
+            if now >= min(waiter.since + patience, waiter.until) and not waiter.admitted.done():
+                waiter.admitted.set_result(False)
+        self.queue = [waiter for waiter in self.queue if not waiter.admitted.done()]
 
 
 class Limiter:
@@ -237,7 +421,9 @@ class Limiter:
             one.wanted = 0 if idle else min(max(using, ahead), one.limit)
         requests = self._requests(asked)
         self._asking = True
-        call = asyncio.get_running_loop().run_in_executor(self._executor, self._request_unless_left, requests)
+        call = asyncio.get_running_loop().run_in_executor(
+            self._executor, lambda: {} if self._left else self._ask_redis(requests)
+        )
         call.add_done_callback(lambda done: self._answered(asked, done))
 
     def _requests(self, capacities: Iterable[Capacity], *, leaves: bool = False) -> PermitRequests:
@@ -254,9 +440,6 @@ class Limiter:
             )
             for one in capacities
         }
-
-    def _request_unless_left(self, requests: PermitRequests) -> PermitReplies:
-        return {} if self._left else self._ask_redis(requests)
 
     def _give_back(self) -> None:
         if shares := self._requests(
@@ -275,7 +458,9 @@ class Limiter:
             one.renew_at = one.ask_at = now + RENEW_SECONDS
             one.away = isinstance(answer, IndexUnavailable)
             if isinstance(answer, IndexUnavailable):
-                self._log_away(answer)
+                if not self._away:
+                    self._away = True
+                    log.warning("webhook_limits_alone", error=str(answer), parts=max(self._members(), 1))
             else:
                 more = answer.granted > one.granted or answer.begin > 0  # there may be more yet
                 one.granted, one.holders, one.refilled = answer.granted, answer.holders, 0.0
@@ -288,8 +473,3 @@ class Limiter:
             log.info("webhook_limits_shared")
         waiting = [one.ask_at for one in self._queued]
         self._plan(max(min(waiting, default=now + RENEW_SECONDS), now))
-
-    def _log_away(self, error: IndexUnavailable) -> None:
-        if not self._away:
-            self._away = True
-            log.warning("webhook_limits_alone", error=str(error), parts=max(self._members(), 1))

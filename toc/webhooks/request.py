@@ -1,17 +1,29 @@
-"""The request of a task: its body and its headers. Pure."""
+"""The request of a task: its body, its headers, and its signatures after the Standard Webhooks specification.
+
+    webhook-id         {job_id}_{n}; n counts reschedules and replaces
+    webhook-timestamp  seconds since 1970, when the try began
+    webhook-signature  v1,BASE64(HMAC-SHA256(key, "{id}.{timestamp}.{body}")), one for each key, with spaces
+
+The id is the same over all tries of one deadline and over redrives: a receiver that has seen it has seen this
+task. ``Task.version`` counts redrives too, so they are subtracted.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import re
-from collections.abc import Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from urllib.parse import quote
 
 from toc.model.clock import to_ms
 from toc.model.documents import instant
 from toc.model.target import payload_of
 from toc.model.task import Task
-from toc.webhooks.signature import signature, webhook_id
+from toc.observe.tracing import traceparent
 
 DEFAULTS = {"User-Agent": "toc-webhooks/1", "Accept": "*/*"}
 """Headers that a target may have otherwise."""
@@ -28,25 +40,15 @@ def body_of(task: Task) -> tuple[bytes, str]:
     return _json(payload_of(task.attribute)).encode(errors="replace"), JSON
 
 
-def headers_of(
-    task: Task,
-    body: bytes,
-    content_type: str,
-    *,
-    keys: Sequence[bytes],
-    timestamp: int,
-    traceparent: str,
-    own: Mapping[str, str],
-) -> dict[str, str]:
-    """Return the headers of a try. ``own`` are the target's; without ``keys`` nothing is signed."""
-    named = {
+def named_headers(task: Task) -> dict[str, str]:
+    """Return the headers that name a task."""
+    return {
         "toc-topic": task.topic,
         "toc-attempt": str(task.attempt),
         "toc-action-time": instant(to_ms(task.action_time)),
         "toc-biz-id": plain(str(task.biz_id)),
-        "traceparent": traceparent,
+        "traceparent": traceparent(task.job_id),
     }
-    return signed(named, webhook_id(task), body, content_type, keys=keys, timestamp=timestamp, own=own)
 
 
 def signed(
@@ -59,7 +61,8 @@ def signed(
     timestamp: int,
     own: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return all headers of a request, given those that name its task."""
+    """Return all headers of a request, given those that name its task. ``own`` are the target's; without
+    ``keys`` nothing is signed."""
     usual = DEFAULTS
     if own:
         theirs = set(map(str.lower, own))
@@ -81,3 +84,26 @@ def signed(
 def plain(text: str) -> str:
     """Return a text as a header can carry it: percent-encoded, unless it is plain."""
     return text if _PLAIN.fullmatch(text) else quote(text.encode(errors="replace"), safe="")
+
+
+def webhook_id(task: Task) -> str:
+    """Return the ``webhook-id`` of a task."""
+    return f"{task.job_id}_{task.version - task.redrives}"
+
+
+def signature(keys: Iterable[bytes], message_id: str, timestamp: int, body: bytes) -> str:
+    """Return the ``webhook-signature``: one for each key, the current key first."""
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    return " ".join([f"v1,{b64encode(_hmac(key, signed)).decode()}" for key in keys])
+
+
+def _hmac(key: bytes, signed: bytes) -> bytes:
+    begun = _begun(key).copy()
+    begun.update(signed)
+    return begun.digest()
+
+
+@lru_cache(256)
+def _begun(key: bytes) -> hmac.HMAC:
+    """An HMAC that has the key already, which is most of its work for a short body."""
+    return hmac.new(key, digestmod=hashlib.sha256)

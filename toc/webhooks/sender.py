@@ -11,11 +11,14 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import secrets
 import socket
 import ssl
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from types import SimpleNamespace
+from typing import NamedTuple
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
@@ -23,23 +26,18 @@ import aiohttp
 from yarl import URL
 
 from toc.model.errors import InvalidTarget
-from toc.model.target import Allow, check_url, literal
+from toc.model.target import Allow, Target, TargetSecrets, check_url, literal
+from toc.webhooks import connect
 from toc.webhooks.answers import NO_RETRY, Response, excerpt, retry_after
-from toc.webhooks.connect import (
-    ALL_BYTES,
-    HEAD_BYTES,
-    AddressRefused,
-    Lookup,
-    Resolver,
-    bound,
-    check_address,
-    connector,
-)
+from toc.webhooks.connect import AddressRefused, Lookup, Resolver, check_address
+from toc.webhooks.request import JSON, signed
 
 MAX_BYTES = 1 << 16
 """How much of an answer's body is read."""
 MAX_URLS = 2000
 """How many URLs are remembered as checked."""
+
+TEST_TOPIC = "toc.test"
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 """Only the time-out of the whole request counts."""
@@ -61,22 +59,42 @@ class Sender:
         self._sockets: WeakSet[socket.socket] = WeakSet()
         """Those of its connections."""
         self._resolver = Resolver(allow.address, lookup)
-        self._checked: dict[str, URL] = {}
-        """URLs that may be sent to, by their text. This depends only on the allow-list."""
+        self._checked = lru_cache(MAX_URLS)(self._check)
+        """Whether a URL may be sent to depends only on the allow-list."""
         self._sessions: dict[bool, aiohttp.ClientSession] = {}
         """By whether it keeps connections."""
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Response:
         """POST ``body`` to ``url`` within ``seconds``. Raises nothing for what the receiver does."""
-        began = time.monotonic()
+        began, reused = time.monotonic(), SimpleNamespace(reused=False)
+
+        async def post(*, keep: bool) -> Response:
+            data = io.BytesIO(body) if len(body) > MAX_BYTES else body  # which is not written as a whole
+            text = bytearray()
+            answer = await self._session(keep=keep).post(
+                to, data=data, headers=headers, allow_redirects=False, trace_request_ctx=reused
+            )
+            if answer.connection is not None:  # the answer is not there whole
+                connect.bound(answer.connection, connect.ALL_BYTES)
+            try:
+                while len(text) < MAX_BYTES and (part := await answer.content.read(MAX_BYTES - len(text))):
+                    text += part
+            finally:
+                answer.close()  # if it has ended, its connection is kept already
+            return Response(
+                answer.status,
+                excerpt(answer.status, bytes(text)),
+                _ms(began),
+                retry_after(answer.headers, int(time.time() * 1000)),
+                no_retry=answer.headers.get(NO_RETRY, "").strip() == "1",
+            )
+
         try:
-            to = self._checked.get(url) or self._check(url)
+            to = self._checked(url)
             check_headers(headers)
             async with asyncio.timeout(seconds):
-                reused = SimpleNamespace(reused=False)
                 try:
-                    keep = len(self._sockets) < self._most
-                    return await self._exchange(self._session(keep=keep), to, headers, body, began, reused)
+                    return await post(keep=len(self._sockets) < self._most)
                 except (
                     aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientResponseError
                 ):  # fmt: skip
@@ -84,7 +102,7 @@ class Sender:
                     # rest of the answer before: this costs no try.
                     if not reused.reused:
                         raise
-                return await self._exchange(self._session(keep=False), to, headers, body, began, reused)
+                return await post(keep=False)
         except (aiohttp.ClientError, OSError, ValueError, InvalidTarget) as exc:
             return Response(None, reason(exc, seconds), _ms(began))
 
@@ -95,50 +113,21 @@ class Sender:
         self._sessions = {}
         await self._resolver.close()
 
-    async def _exchange(
-        self,
-        over: aiohttp.ClientSession,
-        to: URL,
-        headers: Mapping[str, str],
-        body: bytes,
-        began: float,
-        reused: SimpleNamespace,
-    ) -> Response:
-        data = io.BytesIO(body) if len(body) > MAX_BYTES else body  # which is not written as a whole
-        text = bytearray()
-        answer = await over.post(
-            to, data=data, headers=headers, allow_redirects=False, trace_request_ctx=reused
-        )
-        if answer.connection is not None:  # the answer is not there whole
-            bound(answer.connection, ALL_BYTES)
-        try:
-            while len(text) < MAX_BYTES and (part := await answer.content.read(MAX_BYTES - len(text))):
-                text += part
-        finally:
-            answer.close()  # if it has ended, its connection is kept already
-        return Response(
-            answer.status,
-            excerpt(answer.status, bytes(text)),
-            _ms(began),
-            retry_after(answer.headers, int(time.time() * 1000)),
-            no_retry=answer.headers.get(NO_RETRY, "").strip() == "1",
-        )
-
     def _session(self, *, keep: bool) -> aiohttp.ClientSession:
         """Return what uses connections again, or makes one for each request."""
         session = self._sessions.get(keep)
         if session is None:
             session = self._sessions[keep] = aiohttp.ClientSession(
-                connector=connector(self._allow.address, self._resolver, self._sockets, keep=keep),
+                connector=connect.connector(self._allow.address, self._resolver, self._sockets, keep=keep),
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=_NO_TIMEOUT,
                 auto_decompress=False,
                 trust_env=False,
                 skip_auto_headers=_OURS,
                 # aiohttp's own limits would take an answer that ``connect`` lets through for none.
-                max_line_size=HEAD_BYTES,
-                max_field_size=HEAD_BYTES,
-                max_headers=HEAD_BYTES,
+                max_line_size=connect.HEAD_BYTES,
+                max_field_size=connect.HEAD_BYTES,
+                max_headers=connect.HEAD_BYTES,
                 trace_configs=[_tracing()],
             )
         return session
@@ -148,10 +137,7 @@ class Sender:
         check_url(url, self._allow)  # it may have been stored under another list
         if (address := literal(urlsplit(url).hostname or "")) is not None:
             check_address(str(address), self._allow.address)
-        if len(self._checked) >= MAX_URLS:
-            self._checked.clear()
-        checked = self._checked[url] = URL(url, encoded=True)
-        return checked
+        return URL(url, encoded=True)
 
 
 def _tracing() -> aiohttp.TraceConfig:
@@ -199,3 +185,41 @@ def reason(error: Exception, seconds: float) -> str:
     if isinstance(error, aiohttp.InvalidURL) or type(error) is ValueError:
         return "its URL cannot be used: the host is malformed"
     return type(error).__name__
+
+
+class TestAnswer(NamedTuple):
+    """What a target has answered. ``status`` is None without an answer, and ``error`` says why.
+
+    ``text`` is the beginning of the answer, ``seconds`` how long it took.
+    """
+
+    status: int | None
+    seconds: float
+    text: str
+    error: str
+
+
+def send_test(target: Target, opened: TargetSecrets, allow: Allow) -> TestAnswer:
+    """Send a target a request that is signed as all are. Raises nothing for what the receiver does."""
+    return asyncio.run(_send(target, opened, allow))
+
+
+async def _send(target: Target, opened: TargetSecrets, allow: Allow) -> TestAnswer:
+    body = b'{"test":true}'
+    now = time.time()
+    headers = signed(
+        {"toc-topic": TEST_TOPIC, "toc-attempt": "1"},
+        f"test_{secrets.token_hex(12)}",
+        body,
+        JSON,
+        keys=opened.signing(target, int(now * 1000)),
+        timestamp=int(now),
+        own=opened.headers,
+    )
+    sender = Sender(allow)
+    try:
+        answer = await sender.send(target.url, headers, body, target.timeout)
+    finally:
+        await sender.close()
+    text, error = (answer.text, "") if answer.status is not None else ("", answer.text)
+    return TestAnswer(answer.status, answer.ms / 1000, text, error)

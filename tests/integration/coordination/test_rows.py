@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from harness.clocks import PushedClock
+from harness.coordination import Driven
 
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import DEAD_FOR_MS
@@ -54,20 +55,14 @@ class Line:
         self._way().leave(name)
 
 
-class Daemon:
-    """A daemon that takes and gives as the supervisor does. ``held`` is what its workers consume. With
-    ``reluctant`` they do not let go, as if handlers were still running."""
-
+class Daemon(Driven):
     def __init__(self, table: MemberTable, host: str, workers: int, **member: Any) -> None:
         self.line = Line(table)
         self.clock = PushedClock()
-        self.host = host
         self.member = member
-        self.reluctant = False
-        self.coordinator = RowsCoordinator(self.line, host=host, timeout=TIMEOUT, clock=self.clock)
+        super().__init__(RowsCoordinator(self.line, host=host, timeout=TIMEOUT, clock=self.clock), host)
         self.coordinator.start()
         self.coordinator.set_topics(TOPICS)
-        self.held: dict[str, set[Slot]] = {}
         for number in range(workers):
             self.join(f"{host}-{number}")
 
@@ -78,20 +73,6 @@ class Daemon:
     def leave(self, worker_id: str, *, died: bool) -> None:
         self.held.pop(worker_id, None)
         self.coordinator.leave(worker_id, known_dead=died)
-
-    def work(self) -> None:
-        desired, claimed = self.coordinator.desired(), self.coordinator.claimed()
-        for worker_id, held in self.held.items():
-            held &= claimed[worker_id]
-            dropped = set() if self.reluctant else held - desired[worker_id]
-            held -= dropped
-            self.coordinator.release(worker_id, dropped)
-        for worker_id, held in self.held.items():
-            held |= self.coordinator.claim(worker_id, desired[worker_id] - held)
-
-    @property
-    def slots(self) -> set[Slot]:
-        return set().union(*self.held.values())
 
     @property
     def sure(self) -> bool:
@@ -115,7 +96,7 @@ class Daemons:
         while not condition():
             assert time.monotonic() < deadline, what
             for daemon in self.all:
-                daemon.work()
+                daemon.align()
                 sure = [one.slots for one in self.all if one.sure]
                 assert sum(map(len, sure)) == len(set().union(*sure)), "two are sure of a slot"
             time.sleep(0.01)

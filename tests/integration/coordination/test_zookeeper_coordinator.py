@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from harness import secured
 from harness.clocks import PushedClock
+from harness.coordination import Driven
 from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]  # kazoo has no type information
 
 from benchmarks.local import ZooKeeper
 from toc.coordination import leader, session
-from toc.coordination.address import Address
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.leader import GATHER
 from toc.coordination.operator import Operator
-from toc.coordination.session import Session
+from toc.coordination.session import Address, Session
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.model.clock import Clock
 from toc.model.errors import CoordinationUnavailable
@@ -60,12 +60,10 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "KazooClient", Client)
 
 
-class Daemon:
-    """A daemon with workers ``{host}-0``, ``{host}-1``, ... that takes and gives slots as it is told.
+class Daemon(Driven):
+    """A daemon with workers ``{host}-0``, ``{host}-1``, ..."""
 
-    ``held`` is what its workers consume. With ``reluctant`` they do not let go of what they should, as if
-    handlers were still running.
-    """
+    coordinator: ZooKeeperCoordinator
 
     def __init__(
         self,
@@ -82,7 +80,7 @@ class Daemon:
         clock: Clock | None = None,
     ) -> None:
         self.woken = threading.Event()
-        self.coordinator = ZooKeeperCoordinator(
+        coordinator = ZooKeeperCoordinator(
             address,
             cluster=cluster,
             host=host,
@@ -91,10 +89,8 @@ class Daemon:
             clock=clock,
             on_change=self.woken.set,
         )
+        super().__init__(coordinator, host)
         self.due: float | None = None
-        self.host = host
-        self.reluctant = False
-        self.held: dict[str, set[Slot]] = {}
         self.client: Client
         Client.maker = self
         self.coordinator.start()
@@ -127,19 +123,7 @@ class Daemon:
         Client.maker = self
         self.due = self.coordinator.step()
         Client.maker = None
-        desired, claimed = self.coordinator.desired(), self.coordinator.claimed()
-        for worker_id, held in self.held.items():
-            held &= claimed[worker_id]
-            if not self.reluctant:
-                dropped = held - desired[worker_id]
-                held -= dropped
-                self.coordinator.release(worker_id, dropped)
-        for worker_id, held in self.held.items():
-            held |= self.coordinator.claim(worker_id, desired[worker_id] - held)
-
-    @property
-    def slots(self) -> set[Slot]:
-        return set().union(*self.held.values())
+        self.align()
 
     @property
     def session(self) -> int | None:
@@ -363,21 +347,21 @@ def test_a_leader_that_was_deposed_while_it_was_paused_writes_nothing(
     """Its session ends while its thread stands still in the midst of its work; then it wakes up."""
     first, second = daemons.start("a"), daemons.start("b")
     daemons.until(lambda: daemons.calm() and first.coordinator.leading)
-    write, written, there = Session.write_guarded, list[list[int | None]](), list[Any]()
+    write, written, there = Session.write_assignment, list[list[int | None]](), list[Any]()
 
-    def after_a_pause(session: Session, guard: str, changes: Any) -> list[int | None]:
-        monkeypatch.setattr(Session, "write_guarded", write)
+    def after_a_pause(session: Session, candidate: str, changes: Any) -> list[int | None]:
+        monkeypatch.setattr(Session, "write_assignment", write)
         daemons.all.remove(first)
         expire(first)
         daemons.until(lambda: daemons.calm() and second.coordinator.leading)
         there.append(daemons.read("assignment/order.close"))
         while suspended(first):
             first.woken.wait(0.1)
-        written.append(write(session, guard, changes))
+        written.append(write(session, candidate, changes))
         there.append(daemons.read("assignment/order.close"))
         return written[0]
 
-    monkeypatch.setattr(Session, "write_guarded", after_a_pause)
+    monkeypatch.setattr(Session, "write_assignment", after_a_pause)
     first.coordinator.set_topics({**TOPICS, "order.close": 2})
     while not written:
         first.work(0.1)
@@ -392,21 +376,22 @@ def test_an_assignment_that_changed_since_it_was_read_is_not_overwritten(daemons
     first = daemons.start("a")
     daemons.until(lambda: daemons.calm() and first.coordinator.leading)
     root = f"/toc/{daemons.cluster}"
-    (name,) = daemons.onlooker.get_children(f"{root}/leader")
-    node, path = f"{root}/leader/{name}", f"{root}/assignment/order.close"
+    (leads,) = daemons.onlooker.get_children(f"{root}/leader")
     there = daemons.read("assignment/order.close")
     assert there is not None
     data, version = there[0], there[1].version
-    one = Session(Address.parse(daemons.address), lambda: None)
+    one = Session(Address.parse(daemons.address), root, lambda: None)
     one.start()
     try:
-        assert one.write_guarded(node, [(path, b"{}", version + 1)]) == [None]
-        assert one.write_guarded(node, [(path, b"{}", -1)]) == [None]
-        assert one.write_guarded(f"{node}0", [(path, b"{}", version)]) == [None]  # no such leader
+        assert one.write_assignment(leads, [("order.close", b"{}", version + 1)]) == [None]
+        assert one.write_assignment(leads, [("order.close", b"{}", -1)]) == [None]
+        assert one.write_assignment(f"{leads}0", [("order.close", b"{}", version)]) == [
+            None
+        ]  # no such leader
         assert daemons.read("assignment/order.close") == there
-        assert one.write_guarded(node, [(path, data, version)]) == [version + 1]
+        assert one.write_assignment(leads, [("order.close", data, version)]) == [version + 1]
         with pytest.raises(CoordinationUnavailable, match="lost the directory"):
-            one.replace(f"{root}/gone/w1", b"{}", ephemeral=True)
+            one.replace("gone", "w1", b"{}", ephemeral=True)
     finally:
         one.stop()
 
@@ -494,9 +479,9 @@ def lost_answers(made: bool) -> Iterator[None]:
     """Whoever creates nodes does not hear whether they were made."""
     create = Session.create
 
-    def unheard(session: Session, nodes: Any, *, ephemeral: bool) -> list[bool]:
+    def unheard(session: Session, directory: str, nodes: Any, **how: bool) -> set[Any]:
         if made:
-            create(session, nodes, ephemeral=ephemeral)
+            create(session, directory, nodes, **how)
         raise CoordinationUnavailable("the answer was lost")
 
     with pytest.MonkeyPatch.context() as patch:

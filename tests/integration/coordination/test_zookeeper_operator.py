@@ -16,7 +16,7 @@ from benchmarks.private import free_port
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotRow, SlotState
 from toc.coordination.operator import Move, Operator
-from toc.coordination.znodes import DIRECTORIES
+from toc.coordination.session import DIRECTORIES
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.model.errors import CoordinationUnavailable
 from toc.model.topic import Slot
@@ -103,10 +103,7 @@ def test_a_visitor_sees_every_slot_and_worker_without_joining(pair: Cluster) -> 
     assert [
         (row.member.worker_id, row.member.host, row.member.pid, row.assigned, row.owned, row.leader)
         for row in workers
-    ] == [
-        ("h1-0", "h1", 101, 6, 6, True),
-        ("h2-0", "h2", 102, 6, 6, False),
-    ]
+    ] == [("h1-0", "h1", 101, 6, 6, True), ("h2-0", "h2", 102, 6, 6, False)]
 
 
 def test_a_visitor_to_a_cluster_that_never_was_sees_nothing_and_leaves_nothing(

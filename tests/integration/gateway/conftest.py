@@ -10,6 +10,7 @@ from harness.gateway import Gateway
 from harness.system import System, small_system
 
 from benchmarks.local import MariaDB, RedisServer
+from toc.dialects.process import DIALECTS
 
 
 def _system(directory: Path, redis: RedisServer, mariadb: MariaDB, prefix: str) -> Iterator[System]:
@@ -52,7 +53,6 @@ def dialects(
 ) -> Iterator[Gateway]:
     """A gateway with every dialect, for all tests of a module: none may harm it."""
     directory = tmp_path_factory.mktemp("dialects")
-    names = ("youzan", "redis-delayed", "delay-task")
     for system in _system(directory, redis_server, mariadb, module_database_prefix):
-        with Gateway(system, *(word for name in names for word in (f"--{name}", "127.0.0.1:0"))) as one:
+        with Gateway(system, *(word for name in DIALECTS for word in (f"--{name}", "127.0.0.1:0"))) as one:
             yield one

@@ -15,10 +15,10 @@ import uvloop
 from harness.secured import Tls
 
 from toc.gateway import connections
-from toc.gateway.connections import SECONDS, ClientGone, Crowd, Phase, Places
-from toc.gateway.exchange import PART, Exchange, Memory
+from toc.gateway.connections import SECONDS, ClientGone, Crowd, Phase, Shares
+from toc.gateway.connections import server as server_for
+from toc.gateway.exchange import PART, Exchange, memory
 from toc.gateway.problems import Problem
-from toc.gateway.server import server as server_for
 from toc.model.errors import BodyTooLarge, Busy
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -34,10 +34,10 @@ TLS = pytest.mark.parametrize("tls", [False, True], ids=["plain", "TLS"])
 
 def app(do: Do) -> Any:
     """The application whose answers ``do`` gives, as status and body."""
-    memory = Memory()
+    held = memory()
 
     async def answer(scope: Any, receive: Any, send: Any) -> None:
-        one = Exchange(scope, receive, send, memory)
+        one = Exchange(scope, receive, send, held)
         try:
             try:
                 one.check()
@@ -88,7 +88,7 @@ async def serving(do: Do, crowd: Crowd | None = None, *, tls: bool = False) -> A
     """Serve for a minute at most."""
     crowd = crowd or Crowd()
     files = (str(Tls.shared().certificate), str(Tls.shared().key)) if tls else (None, None)
-    server = server_for(app(do), crowd, shutdown_deadline=1, certificate=files[0], key=files[1])
+    server = server_for(app(do), crowd, shutdown_deadline=1, tls=files)
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     address = listener.getsockname()
     looking = asyncio.create_task(crowd.look_on())
@@ -184,7 +184,7 @@ def test_an_address_has_a_bound_of_its_own_unless_it_is_a_proxy() -> None:
     uvloop.run(steps([ip_network("127.0.0.0/8")], 30))
 
 
-def _take_all(places: Places, *names: str) -> int:
+def _take_all(places: Shares, *names: str) -> int:
     """Take as many places in these names as one gets."""
     before = len(places)
     with contextlib.suppress(Busy):
@@ -514,31 +514,31 @@ def client_has(client: socket.socket) -> bool:
 
 
 def test_memory_is_taken_before_it_is_read_and_one_sender_does_not_get_all() -> None:
-    memory = Memory(1000)
-    memory.take("a", 400)
+    held = memory(1000)
+    held.take("a", size=400)
     with pytest.raises(Busy):
-        memory.take("a", 200)
-    memory.take("b", 250)
+        held.take("a", size=200)
+    held.take("b", size=250)
     with pytest.raises(Busy):
-        memory.take("b", 100)
-    memory.give("a", 400)
-    memory.take("b", 100)
+        held.take("b", size=100)
+    held.give("a", size=400)
+    held.take("b", size=100)
 
 
 def test_a_stream_takes_memory_for_its_longest_part_and_ends_without() -> None:
-    memory = Memory(1000)
+    held = memory(1000)
 
     async def parts() -> AsyncIterator[bytes]:
         for more in (0, 400, 100, 700, 0):
             yield b"x" * (PART + more)
 
     async def streams(scope: Any, receive: Any, send: Any) -> None:
-        one = Exchange(scope, receive, send, memory)
+        one = Exchange(scope, receive, send, held)
         one.sender = "a"
         one.begin()
         await one.stream(200, [], parts())
         with pytest.raises(Busy):
-            memory.take("b", 400)  # until its end
+            held.take("b", size=400)  # until its end
         one.end()
 
     async def steps() -> None:
@@ -556,4 +556,4 @@ def test_a_stream_takes_memory_for_its_longest_part_and_ends_without() -> None:
         assert answer.endswith(b"0\r\n\r\n"), "it ends as a whole"
 
     asyncio.run(steps())
-    memory.take("b", 450)
+    held.take("b", size=450)

@@ -18,8 +18,7 @@ from toc.console.console import Console
 from toc.console.sessions import COOKIE, Sessions
 from toc.console.shown import Column
 from toc.gateway.app import App
-from toc.gateway.connections import Crowd
-from toc.gateway.server import server
+from toc.gateway.connections import Crowd, server
 from toc.gateway.service import Service
 from toc.model.access import Role
 from toc.model.errors import StoreUnavailable

@@ -20,8 +20,7 @@ from harness.lmstfy import exchange, port_of
 from harness.system import System
 
 from benchmarks.local import RedisServer
-from toc.dialects.importing.takeover import UNREADABLE
-from toc.dialects.importing.youzan import _fields
+from toc.dialects.importing import UNREADABLE, _fields
 from toc.dialects.lmstfy_wire import new_job_id
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus

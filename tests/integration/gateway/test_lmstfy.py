@@ -6,17 +6,14 @@ import re
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 from harness.gateway import Gateway
-from harness.lmstfy import OPTIONS, ULID, Client, Raw, basic, data_of, exchange, port_of
+from harness.lmstfy import ULID, Client, Raw, basic, data_of, exchange, port_of
 from harness.patience import until
-from harness.system import small_system
 
-from benchmarks.local import MariaDB, RedisServer
-from toc.dialects.lmstfy_tasks import template_of
+from toc.dialects.lmstfy_wire import template_of
 from toc.index.messages import Peek
 from toc.model.topic import Slot
 
@@ -24,18 +21,8 @@ JSON = "application/json; charset=utf-8"
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    tmp_path_factory: pytest.TempPathFactory,
-    redis_server: RedisServer,
-    mariadb: MariaDB,
-    module_database_prefix: str,
-) -> Iterator[Gateway]:
-    prefix = module_database_prefix
-    directory: Path = tmp_path_factory.mktemp("lmstfy")
-    with small_system(directory, redis_server, mariadb, prefix, namespace=prefix.rstrip("_")) as system:
-        one = Gateway(system, *OPTIONS)
-        yield one
-        one.stop()
+def gateway(dialects: Gateway) -> Gateway:
+    return dialects
 
 
 @pytest.fixture(scope="module")
@@ -225,10 +212,7 @@ def test_attributes_of_the_request_are_those_of_the_job(client: Client) -> None:
     job_id = answer.json["job_id"]
     assert re.fullmatch(f"1{ULID}", job_id)
     job = client.consume("attributes", timeout=30)
-    assert (job["job_id"], job["attributes"]) == (
-        job_id,
-        {"hello": "world", "b": "<1>", "k" * 32: "v" * 128},
-    )
+    assert (job["job_id"], job["attributes"]) == (job_id, {"hello": "world", "b": "<1>", "k" * 32: "v" * 128})
     assert client.call("GET", f"/api/ns/attributes/job/{job_id}").json["attributes"] == job["attributes"]
     assert client.call("PUT", "/api/ns/plain", b"x", Job_Attr_Hello="world").status == 201
     assert client.consume("plain", timeout=30)["attributes"] is None

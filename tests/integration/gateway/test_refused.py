@@ -184,9 +184,7 @@ def test_an_odd_line_or_target_is_answered_by_name(shared: Gateway, name: str) -
 
 def test_a_client_that_expects_to_be_told_sends_its_body_after_it_was(shared: Gateway) -> None:
     answer = exchange(
-        shared,
-        head(shared, JSON, LENGTH, "Expect: 100-continue", "Connection: close"),
-        pause=TASK,
+        shared, head(shared, JSON, LENGTH, "Expect: 100-continue", "Connection: close"), pause=TASK
     )
     assert statuses(answer) == [100, 201]
     refused = head(shared, JSON, "Content-Length: 999999999", "Expect: 100-continue")

@@ -15,16 +15,9 @@ import pytest
 import structlog
 from harness.system import System
 
-from toc.gateway.lines import MAX_CALLS, THREADS, Line
-from toc.gateway.service import Service
+from toc.gateway.service import MAX_CALLS, THREADS, Line, Service
 from toc.model.access import Role, Token
-from toc.model.errors import (
-    Busy,
-    NotGranted,
-    SchemaBehind,
-    StoreUnavailable,
-    TocError,
-)
+from toc.model.errors import Busy, NotGranted, SchemaBehind, StoreUnavailable, TocError
 from toc.model.task import NewTask
 from toc.model.topic import Topic
 from toc.operate import tokens

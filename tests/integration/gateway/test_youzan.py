@@ -119,63 +119,41 @@ def test_a_pop_whose_answer_would_have_no_body_hands_out_nothing(youzan: Client)
 GOOD = {"topic": "t", "id": "i", "delay": 60, "ttr": 60, "body": "b"}
 
 
+NO_ID, NO_TOPIC, NO_TOPIC_TO_POP = "job id不能为空", "topic 不能为空", "topic不能为空"
+DELAY, TTR, NO_JSON = "delay 取值范围1 - (2^31 - 1)", "ttr 取值范围1 - 86400", "解析json失败"
+WRONG_TYPES: list[dict[str, Any]] = [
+    *({"delay": odd} for odd in ("60", 60.5, 60.0, True, 2**63)),
+    {"ttr": "60"},
+    {"id": 7},
+    {"topic": ["t"]},
+    {"body": {"a": 1}},
+]
+TOO_LONG = [{"id": "中" * 255}, {"id": "i" * 256}, {"body": "b" * (MIB + 1)}]
+NO_OBJECTS = [
+    *(b"", b"{", b"[]", b"7", b'{"id": "\xff", "topic": "\xff", "delay": 60, "ttr": 60}', b'{"delay": NaN}'),
+    b'{"delay": %s}' % (b"9" * 5000),
+    b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+    b" " * (7 * MIB),
+]
+BY_ID = ("/finish", "/delete", "/get")
+
+
 @pytest.mark.parametrize(
     ("path", "body", "message"),
     [
-        ("/push", GOOD | {"id": ""}, "job id不能为空"),
-        ("/push", GOOD | {"id": " \t"}, "job id不能为空"),
-        ("/push", GOOD | {"id": None}, "job id不能为空"),
-        ("/push", {}, "job id不能为空"),
-        ("/push", b"null", "job id不能为空"),
-        ("/push", GOOD | {"topic": " "}, "topic 不能为空"),
-        ("/push", {"id": "i"}, "topic 不能为空"),
-        ("/push", GOOD | {"delay": 0}, "delay 取值范围1 - (2^31 - 1)"),
-        ("/push", GOOD | {"delay": -1}, "delay 取值范围1 - (2^31 - 1)"),
-        ("/push", GOOD | {"delay": 2**31}, "delay 取值范围1 - (2^31 - 1)"),
-        ("/push", {"id": "i", "topic": "t"}, "delay 取值范围1 - (2^31 - 1)"),
-        ("/push", GOOD | {"ttr": 0}, "ttr 取值范围1 - 86400"),
-        ("/push", GOOD | {"ttr": 86401}, "ttr 取值范围1 - 86400"),
-        ("/push", GOOD | {"delay": "60"}, "解析json失败"),
-        ("/push", GOOD | {"delay": 60.5}, "解析json失败"),
-        ("/push", GOOD | {"delay": 60.0}, "解析json失败"),
-        ("/push", GOOD | {"delay": True}, "解析json失败"),
-        ("/push", GOOD | {"delay": 2**63}, "解析json失败"),
-        ("/push", GOOD | {"ttr": "60"}, "解析json失败"),
-        ("/push", GOOD | {"id": 7}, "解析json失败"),
-        ("/push", GOOD | {"topic": ["t"]}, "解析json失败"),
-        ("/push", GOOD | {"body": {"a": 1}}, "解析json失败"),
-        ("/push", GOOD | {"id": "中" * 255}, "解析json失败"),
-        ("/push", GOOD | {"id": "i" * 256}, "解析json失败"),
-        ("/push", GOOD | {"body": "b" * (MIB + 1)}, "解析json失败"),
-        ("/push", b"", "解析json失败"),
-        ("/push", b"{", "解析json失败"),
-        ("/push", b"[]", "解析json失败"),
-        ("/push", b"7", "解析json失败"),
-        ("/push", b'{"id": "\xff", "topic": "t", "delay": 60, "ttr": 60}', "解析json失败"),
-        ("/push", b'{"delay": NaN}', "解析json失败"),
-        ("/push", b'{"delay": %s}' % (b"9" * 5000), "解析json失败"),
-        ("/push", b'{"x": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", "解析json失败"),
-        ("/push", b" " * (7 * MIB), "解析json失败"),
-        ("/pop", {}, "topic不能为空"),
-        ("/pop", {"topic": "  "}, "topic不能为空"),
-        ("/pop", {"topic": 1}, "解析json失败"),
-        ("/pop", b"nonsense", "解析json失败"),
-        ("/finish", {}, "job id不能为空"),
-        ("/finish", {"id": 5}, "解析json失败"),
-        ("/delete", {"id": " "}, "job id不能为空"),
-        ("/delete", b"\x00", "解析json失败"),
-        ("/get", {"id": ""}, "job id不能为空"),
-        ("/get", {"id": False}, "解析json失败"),
-        ("/get", {}, "job id不能为空"),
-        ("/delete", {"id": ["i"]}, "解析json失败"),
-        ("/delete", {}, "job id不能为空"),
-        ("/finish", b"null", "job id不能为空"),
-        *(
-            (path, b'{"id":"\xff","topic":"\xff"}', "解析json失败")
-            for path in ("/pop", "/finish", "/delete", "/get")
-        ),
-        *((path, b"", "解析json失败") for path in ("/pop", "/finish", "/delete", "/get")),
-        *((path, b" " * (7 * MIB), "解析json失败") for path in ("/pop", "/finish", "/delete", "/get")),
+        *(("/push", GOOD | {"id": odd}, NO_ID) for odd in ("", " \t", None)),
+        *(("/push", body, NO_ID) for body in (b"{}", b"null")),
+        *(("/push", body, NO_TOPIC) for body in (GOOD | {"topic": " "}, {"id": "i"})),
+        *(("/push", GOOD | {"delay": odd}, DELAY) for odd in (0, -1, 2**31, None)),
+        *(("/push", GOOD | {"ttr": odd}, TTR) for odd in (0, 86401)),
+        *(("/push", GOOD | odd, NO_JSON) for odd in WRONG_TYPES + TOO_LONG),
+        *(("/pop", {"topic": odd}, NO_TOPIC_TO_POP) for odd in ("  ", None)),
+        ("/pop", {"topic": 1}, NO_JSON),
+        *((path, {"id": odd}, NO_ID) for path in BY_ID for odd in ("", " ", None)),
+        *((path, {"id": odd}, NO_JSON) for path in BY_ID for odd in (5, False, ["i"])),
+        *((path, body, NO_JSON) for path in ("/push", "/pop", *BY_ID) for body in NO_OBJECTS),
+        ("/finish", b"null", NO_ID),
+        ("/delete", b"\x00", NO_JSON),
     ],
 )
 def test_a_mistake_is_answered_in_the_words_of_the_original(
@@ -187,27 +165,16 @@ def test_a_mistake_is_answered_in_the_words_of_the_original(
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"command": "add", **GOOD, "id": ""}, "job id不能为空"),
-        ({"command": "add", **GOOD, "ttr": 0}, "ttr 取值范围1 - 86400"),
-        ({"command": "add", **GOOD, "topic": ""}, "topic 不能为空"),
-        ({"command": "add", **GOOD, "delay": 0}, "delay 取值范围1 - (2^31 - 1)"),
-        ({"command": "add", **GOOD, "delay": "60"}, "解析json失败"),
-        ({"command": "add", **GOOD, "id": "i" * 256}, "解析json失败"),
-        ({"command": "add", **GOOD, "body": "b" * (MIB + 1)}, "解析json失败"),
-        ({"command": "add"}, "job id不能为空"),
-        ({"command": "pop", "topic": 5}, "解析json失败"),
-        ({"command": "finish", "id": 5}, "解析json失败"),
-        ({"command": "delete"}, "job id不能为空"),
-        (b'{"command":"pop","topic":"\xff"}', "解析json失败"),
-        ({"command": "pop"}, "topic不能为空"),
-        ({"command": "finish"}, "job id不能为空"),
-        ({"command": "delete", "id": 1}, "解析json失败"),
-        ({"command": "push", **GOOD}, "解析json失败"),
-        ({"command": 1}, "解析json失败"),
-        ({}, "解析json失败"),
-        (b"{", "解析json失败"),
-        (b"", "解析json失败"),
-        (b" " * (7 * MIB), "解析json失败"),
+        *(({"command": "add", **GOOD, "id": odd}, NO_ID) for odd in ("", None)),
+        ({"command": "add", **GOOD, "topic": ""}, NO_TOPIC),
+        ({"command": "add", **GOOD, "delay": 0}, DELAY),
+        ({"command": "add", **GOOD, "ttr": 0}, TTR),
+        *(({"command": "add", **GOOD, **odd}, NO_JSON) for odd in WRONG_TYPES + TOO_LONG),
+        ({"command": "pop"}, NO_TOPIC_TO_POP),
+        *(({"command": command}, NO_ID) for command in ("finish", "delete")),
+        *(({"command": command, "id": 5}, NO_JSON) for command in ("finish", "delete")),
+        *((body, NO_JSON) for body in ({"command": "push", **GOOD}, {"command": "pop", "topic": 5})),
+        *((body, NO_JSON) for body in ({"command": 1}, {}, b'{"command":"pop","topic":"\xff"}', *NO_OBJECTS)),
     ],
 )
 def test_a_mistake_in_a_command_is_answered_in_its_form(youzan: Client, body: Any, message: str) -> None:

@@ -14,9 +14,8 @@ from harness.patience import until
 from benchmarks.local import RedisServer
 from toc.index.messages import PermitRequest, Permits
 from toc.index.queues import Queues
-from toc.webhooks.capacity import Capacity, Full
 from toc.webhooks.handlers import MIN_WAIT_SECONDS
-from toc.webhooks.limiter import Limiter
+from toc.webhooks.limiter import Capacity, Full, Limiter
 
 LIFE_MS = 60_000
 

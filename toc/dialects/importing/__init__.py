@@ -1,1 +1,0 @@
-"""Moving over from other delay queues: jobs in their Redis become tasks."""
