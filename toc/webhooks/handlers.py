@@ -50,6 +50,8 @@ MIN_WAIT_SECONDS = 0.25
 """How soon one is that waits for a breaker, a place or a rate."""
 MAX_LOOKS = 100.0
 """How many of them are tried in a second, in one process, if many wait."""
+LOOK_BYTES = 1 << 16
+"""A body of this size, which is read again for each try, makes a task count twice there."""
 MAX_LOOK_SECONDS = 300.0
 LUMP_MS = 50
 """Postponed tasks come back at multiples of this: taking one costs nearly as much as taking many."""
@@ -197,7 +199,7 @@ class Webhooks:
         bound = self._bound(task)
         size = task.body_length or 0
         if size > MAX_HELD - self._held.total() - self._held[bound.label]:
-            self._postpone(bound.label, "concurrency", self._retry_in(bound.label, "concurrency"))
+            self._postpone(bound.label, "concurrency", self._retry_in(task, bound.label, "concurrency"))
         self._held[bound.label] += size
         try:
             return await self._deliver(task, bound)
@@ -215,7 +217,7 @@ class Webhooks:
             await self._limiter.enter(capacity, WAITS * max_runtime)
         except Full as full:
             each = min(full.each, 1 / MAX_LOOKS)
-            spread = self._retry_in(bound.label, full.reason, MIN_WAIT_SECONDS, each)
+            spread = self._retry_in(task, bound.label, full.reason, MIN_WAIT_SECONDS, each)
             self._postpone(bound.label, full.reason, full.seconds + spread)
         breaker, era = capacity.breaker, capacity.breaker.era
         answer: Response | None = None
@@ -240,8 +242,8 @@ class Webhooks:
             return _own_url(route.url)
         name = route.target or task.topic
         if not route.target:
-            self._postpone(name, "no-target", self._retry_in(name, "no-target"))
-        return self._at_target(task.topic, name, route.path)
+            self._postpone(name, "no-target", self._retry_in(task, name, "no-target"))
+        return self._at_target(task, name, route.path)
 
     def _as_it_is(self, task: Task, bound: Bound) -> Bound:
         """Return where a task goes that may have waited for its place: its target may have changed.
@@ -253,25 +255,25 @@ class Webhooks:
         target = bound.target
         if target is None or self._book.known(bound.name) is target:
             return bound
-        return self._at_target(task.topic, bound.name, bound.path)
+        return self._at_target(task, bound.name, bound.path)
 
-    def _at_target(self, topic: str, name: str, path: str) -> Bound:
-        """Return where tasks of a topic go that name a target. Raises Postponed."""
+    def _at_target(self, task: Task, name: str, path: str) -> Bound:
+        """Return where a task goes whose target this is. Raises Postponed."""
         target = self._book.known(name)
         if target is None:
             why = "unknown" if self._book.ready else "targets-not-read"
-            self._postpone(name, why, self._retry_in(name, why))
-        if not target.serves(topic):
-            self._postpone(name, "not-for-topic", self._retry_in(name, "not-for-topic"))
+            self._postpone(name, why, self._retry_in(task, name, why))
+        if not target.serves(task.topic):
+            self._postpone(name, "not-for-topic", self._retry_in(task, name, "not-for-topic"))
         if target.paused:
-            self._postpone(name, "paused", self._retry_in(name, "paused"))
+            self._postpone(name, "paused", self._retry_in(task, name, "paused"))
         try:
             opened = self._book.secrets(target)
         except SecretsLocked as exc:
             if target.change_id not in self._locked:
                 self._locked.add(target.change_id)
                 log.warning("webhook_secrets_locked", target=name, error=str(exc))
-            self._postpone(name, "locked", self._retry_in(name, "locked"))
+            self._postpone(name, "locked", self._retry_in(task, name, "locked"))
         try:
             url = url_of(target, path)
         except InvalidTarget as exc:
@@ -279,8 +281,9 @@ class Webhooks:
         return Bound(url, name, name, target, opened, opened.headers, path)
 
     def _retry_in(
-        self, target: str, why: str, least: float = LOOK_SECONDS, each: float = 1 / MAX_LOOKS
+        self, task: Task, target: str, why: str, least: float = LOOK_SECONDS, each: float = 1 / MAX_LOOKS
     ) -> float:
+        each *= 1 + (task.body_length or 0) / LOOK_BYTES
         seconds = min(self._waits.waiting(target, why) * each, MAX_LOOK_SECONDS)
         return least * random.uniform(1.0, 2.0) + seconds * random.random()  # noqa: S311 - spreads load
 
@@ -303,7 +306,7 @@ class Webhooks:
         sender = self._own_sender if bound.target is None else self._sender
         free = self._most - self._in_flight.total()
         if self._in_flight[bound.label] >= max(free - self._most // 4, min(free, FEW)):
-            self._postpone(bound.label, "concurrency", self._retry_in(bound.label, "concurrency"))
+            self._postpone(bound.label, "concurrency", self._retry_in(task, bound.label, "concurrency"))
         self._in_flight[bound.label] += 1
         try:
             answer = await sender.send(bound.url, headers, body, min(seconds, most_seconds))

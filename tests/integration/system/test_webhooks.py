@@ -435,3 +435,30 @@ def test_bodies_for_what_hangs_leave_memory_for_others(
 
     asyncio.run(whole())
     assert len(well.got) == 11
+
+
+def test_tasks_with_large_bodies_are_looked_at_less_often_while_they_wait(
+    hook: Hook, receive: Receive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.random", lambda: 1.0)
+    hooked = hook(receive())
+    for name in ("small", "large"):
+        hooked.center.targets.create(name, "https://example.com")
+        hooked.center.targets.pause(name, wait=False)
+    webhooks = sending(hooked.center)
+
+    async def waits(target: str, length: int) -> int:
+        """Until when the last of some tasks waits (ms)."""
+        until = 0
+        for n in range(20):
+            task = routed(n, target=target)._replace(stored_body=Body(length))
+            with pytest.raises(Postponed) as postponed:
+                await webhooks.deliver(task)
+            until = postponed.value.until
+        return until
+
+    async def whole() -> None:
+        assert await waits("large", 1 << 20) - await waits("small", 100) > 1000
+        await close(webhooks)
+
+    asyncio.run(whole())
