@@ -47,7 +47,7 @@ test: $(STAMP) servers ## everything: servers, check, all tests
 # test_backup, test_local_servers, test_demo, ...); test_tls, whose servers are secured in any case.
 SECURED := tests/integration/system tests/contract tests/integration/coordination tests/integration/store \
 	tests/integration/index/test_transitions.py tests/integration/index/test_wake.py \
-	tests/integration/index/test_strays.py tests/integration/test_cli.py tests/integration/test_doctor.py \
+	tests/integration/test_cli.py tests/integration/test_doctor.py \
 	tests/integration/gateway/test_calls.py tests/integration/gateway/test_targets.py \
 	tests/integration/gateway/test_pulls_http.py
 secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with the accounts of deploy/ alone
@@ -58,7 +58,7 @@ secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with t
 # form of the console in a browser.
 AS_LONG := tests/integration/system/test_without_redis.py tests/integration/system/test_database_alone.py \
 	tests/integration/test_backup.py tests/integration/test_webhook_receivers.py tests/integration/test_install.py \
-	tests/integration/test_site.py tests/integration/gateway/test_console_faults.py tests/browser/test_pages.py
+	tests/integration/gateway/test_console_faults.py tests/browser/test_pages.py
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
 	$(BIN)/pytest tests/fault $(AS_LONG) -m "not chaos" --measure $(ARGS)

@@ -3,9 +3,9 @@
 Tests that want a server whose program is not here are skipped with the reason; where CI is set, they fail.
 """
 
-from __future__ import annotations
-
+import asyncio
 import gc
+import inspect
 import os
 import secrets
 import shutil
@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 import pytest
 import structlog
+import uvloop
 from harness import secured
 from harness.forks import keep_commands
 from harness.machine import Machine
@@ -54,11 +55,7 @@ ROOM = 4 << 30
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--measure",
-        action="store_true",
-        help="fault tests assert how fast something was",
-    )
+    parser.addoption("--measure", action="store_true", help="fault tests assert how fast something was")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -81,10 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # finds it there; the first compiles all packages again, too, as theirs is not looked for any more.
         bytecode = config.rootpath / ".pytest_cache" / "bytecode"
         os.environ["PYTHONPYCACHEPREFIX"] = str(bytecode)  # for xdist's processes too, which start after this
-        sys.dont_write_bytecode, sys.pycache_prefix = (
-            False,
-            str(bytecode),
-        )  # and for this one
+        sys.dont_write_bytecode, sys.pycache_prefix = (False, str(bytecode))  # and for this one
         # But for what was run from temporary directories, which nobody runs again.
         passing = bytecode / Path(tempfile.gettempdir()).relative_to("/")
         config.add_cleanup(lambda: shutil.rmtree(passing, ignore_errors=True))
@@ -104,6 +98,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files first, those of quick tests last: no process of xdist ends long after the others."""
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.parent.name, len(order)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is a coroutine runs on the fixture ``runner``, or on an event loop as production has it."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = inspect.signature(pyfuncitem.obj).parameters
+    steps = pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names})
+    runner = pyfuncitem.funcargs.get("runner")
+    runner.run(steps) if isinstance(runner, asyncio.Runner) else uvloop.run(steps)
+    return True
 
 
 def _in_memory() -> bool:
@@ -222,6 +228,25 @@ def new_system(
 
         def make(**settings: object) -> System:
             one = small_system(tmp_path, clean_redis, mariadb, database_prefix, **settings)
+            return stack.enter_context(one)
+
+        yield make
+
+
+@pytest.fixture(scope="module")
+def module_system(
+    tmp_path_factory: pytest.TempPathFactory,
+    redis_server: RedisServer,
+    mariadb: MariaDB,
+    module_database_prefix: str,
+) -> Iterator[NewSystem]:
+    """Makes a system for all tests of a module, in a namespace of its own on the shared Redis."""
+    prefix = module_database_prefix
+    with ExitStack() as stack:
+
+        def make(**settings: object) -> System:
+            given = {"namespace": prefix.rstrip("_"), **settings}
+            one = small_system(tmp_path_factory.mktemp("system"), redis_server, mariadb, prefix, **given)
             return stack.enter_context(one)
 
         yield make

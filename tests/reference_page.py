@@ -4,8 +4,6 @@ Each stands between ``<!-- NAME: make reference -->`` and ``<!-- end -->``. A fa
 declared: the docstring of a setting or error, the help of a command, the text of a metric.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -17,12 +15,11 @@ from typing import Any, get_args
 
 import typer
 
+from toc import Settings, Topic
 from toc.cli.main import app
-from toc.config import Settings
 from toc.gateway.problems import KIND_OF
 from toc.model import errors
 from toc.model.access import CLUSTER_ACTIONS, MATRIX, Action, Role
-from toc.model.topic import Topic
 from toc.observe.board import MetricKind
 from toc.observe.metrics import METRICS
 
@@ -157,13 +154,9 @@ def _roles() -> Iterator[str]:
 
 
 _LISTS: dict[str, Callable[[], Iterator[str]]] = {
-    "settings": _settings,
-    "commands": _commands,
-    "policies": _policies,
-    "errors": _errors,
-    "metrics": _metrics,
-    "roles": _roles,
-}
+    "settings": _settings, "commands": _commands, "policies": _policies, "errors": _errors,
+    "metrics": _metrics, "roles": _roles,
+}  # fmt: skip
 
 if __name__ == "__main__":
     PAGE.write_text(written(PAGE.read_text()))

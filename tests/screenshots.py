@@ -3,8 +3,6 @@
 The recording is of an operator who finds why tasks died and has them run again.
 """
 
-from __future__ import annotations
-
 import io
 import random
 import re

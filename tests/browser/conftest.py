@@ -1,7 +1,5 @@
 """A browser, and a gateway whose console has something to show on every page."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -9,10 +7,9 @@ from typing import Any
 import pytest
 from harness.chromium import Visitor, chromium
 from harness.gateway import Gateway
-from harness.system import small_system
+from harness.system import NewSystem
 from playwright.sync_api import Browser
 
-from benchmarks.local import MariaDB, RedisServer
 from toc.store.records.targets import new_key
 
 Visit = Callable[..., Visitor]
@@ -26,24 +23,11 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def gateway(
-    tmp_path_factory: pytest.TempPathFactory,
-    redis_server: RedisServer,
-    mariadb: MariaDB,
-    module_database_prefix: str,
-) -> Iterator[Gateway]:
+def gateway(module_system: NewSystem) -> Iterator[Gateway]:
     """A gateway with a token for each role, and a worker beside it."""
-    prefix = module_database_prefix
-    directory = tmp_path_factory.mktemp("console")
-    system = small_system(
-        directory, redis_server, mariadb, prefix, namespace=prefix.rstrip("_"), secret_key=[new_key()],
-        webhook_allow=["http://127.0.0.1:9"],
-    )  # fmt: skip
-    with ExitStack() as stack:
-        stack.callback(system.stop)
-        system.create_topics(retries=2, backoff_base=0.05)
-        one = Gateway(system)
-        stack.callback(one.stop)
+    system = module_system(secret_key=[new_key()], webhook_allow=["http://127.0.0.1:9"])
+    system.create_topics(retries=2, backoff_base=0.05)
+    with Gateway(system) as one:
         for role in ("produce", "consume", "read", "operate"):
             one.make_token(role, role)
         system.start(processes=1)

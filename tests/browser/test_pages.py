@@ -1,7 +1,5 @@
 """Each page of the console in a real browser: readable, usable by keyboard, harmless whatever users wrote."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Systems for the tests of the contract."""
 
-from __future__ import annotations
-
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack

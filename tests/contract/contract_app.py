@@ -4,8 +4,6 @@
 the first ``times`` tries. Each start is a line in a file per process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time
@@ -30,17 +28,10 @@ class Unspeakable(Exception):
 
 def record(task: Task, **more: object) -> None:
     line = {
-        "job_id": task.job_id,
-        "attempt": task.attempt,
-        "at": time.time_ns(),
-        "pid": os.getpid(),
-        "action_time": task.action_time.isoformat(),
-        "status": int(task.status),
-        "biz_id": task.biz_id,
-        "topic": task.topic,
-        "version": task.version,
-        "attribute": task.attribute,
-    } | more
+        "job_id": task.job_id, "attempt": task.attempt, "at": time.time_ns(), "pid": os.getpid(),
+        "action_time": task.action_time.isoformat(), "status": int(task.status), "biz_id": task.biz_id,
+        "topic": task.topic, "version": task.version, "attribute": task.attribute,
+    } | more  # fmt: skip
     os.write(_history, (json.dumps(line) + "\n").encode())
 
 

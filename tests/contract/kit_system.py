@@ -1,7 +1,5 @@
 """The kit for tests, as the contract's tests see a system: a thread lets its time pass like the machine's."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -17,6 +15,7 @@ from unittest import mock
 
 from contract.system import TOPICS
 from harness.patience import until
+from harness.rows import known
 from typer.testing import CliRunner
 
 from toc.cli.main import app
@@ -54,8 +53,7 @@ class KitContract:
     def start(self) -> None:
         with mock.patch.dict(os.environ, TOC_TEST_HISTORY=str(self.directory / "history")):
             path = Path(__file__).with_name("contract_app.py")
-            spec = importlib.util.spec_from_file_location("contract_app_of_the_kit", path)
-            assert spec is not None
+            spec = known(importlib.util.spec_from_file_location("contract_app_of_the_kit", path))
             assert spec.loader is not None
             self._app = importlib.util.module_from_spec(spec)
             sys.modules[spec.name] = self._app  # dataclasses look there
@@ -88,8 +86,7 @@ class KitContract:
         return json.loads(done.stdout)
 
     def row(self, job_id: int) -> dict[str, Any]:
-        row = self.center.store.get(job_id)
-        assert row is not None
+        row = known(self.center.store.get(job_id))
         times = {name: _instant(getattr(row, name)) for name in ("action_time", "next_time")}
         return {**row._asdict(), **times}
 

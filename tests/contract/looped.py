@@ -1,7 +1,5 @@
 """A system whose client is asynchronous: each call is awaited on an event loop of another thread."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import inspect

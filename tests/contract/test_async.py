@@ -1,7 +1,5 @@
 """The client for asyncio: the verbs of TimeoutCenter, on event loops, in sessions, and cancelled."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import threading
@@ -16,21 +14,14 @@ import trio
 import uvloop
 from contract.system import Contract
 from harness.patience import PATIENCE
+from harness.rows import known
 from harness.system import NewSystem
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from benchmarks.local import MariaDB
-from toc import (
-    AsyncTimeoutCenter,
-    CancelOutcome,
-    NewTask,
-    RescheduleOutcome,
-    Task,
-    TimeoutCenter,
-    TocError,
-)
+from toc import AsyncTimeoutCenter, CancelOutcome, NewTask, RescheduleOutcome, Task, TimeoutCenter, TocError
 from toc.model import errors
 from toc.model.sharding import BizId
 from toc.sdk.async_client import AsyncSchedules, AsyncTargets
@@ -91,8 +82,7 @@ def test_many_in_flight_share_commits_and_each_has_its_own_outcome(contract: Con
         tasks = await asyncio.gather(*map(center.get, job_ids))
         assert [task and task.attribute["n"] for task in tasks] == [n for n in range(300) if n % 10]
         whole = await center.submit("c.plain", biz_id=1, delay=3600, body=b"whole")
-        task = await center.get(whole)
-        assert task is not None
+        task = known(await center.get(whole))
         assert task.body == b"whole"
 
     run(contract, steps)
@@ -101,9 +91,7 @@ def test_many_in_flight_share_commits_and_each_has_its_own_outcome(contract: Con
 def test_a_schedule_and_a_target_are_made_and_found(contract: Contract) -> None:
     async def steps(center: AsyncTimeoutCenter) -> None:
         made = await center.schedules.create("hourly-async", topic="c.plain", every=3600, attribute={"a": 1})
-        found = await center.schedules.get("hourly-async")
-        assert found is not None
-        assert found.definition == made.definition
+        assert known(await center.schedules.get("hourly-async")).definition == made.definition
         assert await center.schedules.delete("hourly-async")
         assert await center.targets.get("nobody") is None
 
@@ -187,9 +175,7 @@ def test_a_session_that_would_hold_up_the_loop_is_refused(contract: Contract) ->
     run(contract, steps)
 
 
-def test_a_submit_whose_await_is_cancelled_says_under_which_job_id_it_may_be_stored(
-    contract: Contract,
-) -> None:
+def test_a_submit_whose_await_is_cancelled_says_which_job_id_may_be_stored(contract: Contract) -> None:
     async def cancelled(call: Coroutine[Any, Any, Any], waiting: int) -> asyncio.CancelledError:
         task = asyncio.ensure_future(call)
         said = (
@@ -228,7 +214,7 @@ def test_a_submit_whose_await_is_cancelled_says_under_which_job_id_it_may_be_sto
     run(contract, steps)
 
 
-def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> None:
+async def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> None:
     center = AsyncTimeoutCenter(contract.settings)
 
     async def submits() -> list[int]:
@@ -240,9 +226,6 @@ def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> No
         await center.close()
         return [*found, *await submits()]
 
-    async def end() -> None:
-        await center.close()
-
     found: list[int] = []
     other = threading.Thread(target=lambda: found.extend(uvloop.run(submits())))
     other.start()
@@ -250,7 +233,7 @@ def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> No
     other.join()
     found += anyio.run(closed, backend="asyncio")
     assert len(set(found)) == 40
-    asyncio.run(end())
+    await center.close()
 
 
 def test_handlers_of_a_worker_await_the_same_center_on_their_own_loop(contract: Contract) -> None:
@@ -295,44 +278,40 @@ def test_trio_is_refused_by_its_name() -> None:
     trio.run(steps)
 
 
-def test_calls_that_wait_for_a_server_that_hangs_hold_up_none_of_another(
+async def test_calls_that_wait_for_a_server_that_hangs_hold_up_none_of_another(
     launch: Any, new_system: NewSystem, mariadb: MariaDB
 ) -> None:
     hanging = launch(MariaDB)
     system = new_system(database_urls=[mariadb.url, hanging.url], read_timeout=60)
     system.create_topics()
+    async with AsyncTimeoutCenter(system.settings) as center:
+        store = center.sync.store
 
-    async def steps() -> None:
-        async with AsyncTimeoutCenter(system.settings) as center:
-            store = center.sync.store
+        def biz_id(server: int) -> int:
+            return next(n for n in range(100) if store.server_of_biz(BizId.of(n)) == server)
 
-            def biz_id(server: int) -> int:
-                return next(n for n in range(100) if store.server_of_biz(BizId.of(n)) == server)
+        def name_of(server: int) -> str:
+            return next(f"s{n}" for n in range(100) if store.server_of_biz(BizId.of(f"s{n}")) == server)
 
-            def name_of(server: int) -> str:
-                return next(f"s{n}" for n in range(100) if store.server_of_biz(BizId.of(f"s{n}")) == server)
-
-            there, here = biz_id(1), biz_id(0)
-            one = await center.submit("test.sync", biz_id=there, delay=3600)
-            other = await center.submit("test.sync", biz_id=here, delay=3600)
-            hanging.pause()
-            try:
-                calls = [center.cancel(one), center.find(biz_id=there), center.schedules.get(name_of(1))]
-                waiting = [asyncio.ensure_future(call) for call in calls]
-                waiting += [asyncio.ensure_future(center.find(biz_id=there)) for _ in range(40)]
-                waiting.append(asyncio.ensure_future(center.submit_many([NewTask("test.sync", there, 3600)])))
-                await asyncio.sleep(0)
-                async with asyncio.timeout(PATIENCE):
-                    assert [task.job_id for task in await center.find(biz_id=here)] == [other]
-                    assert await center.reschedule(other, delay=60) is RescheduleOutcome.RESCHEDULED
-                    assert await center.cancel(job_id=other) is CancelOutcome.CANCELLED
-                    assert await center.cancel_by_biz("test.sync", here) == {other: CancelOutcome.CANCELLED}
-                    assert len(await center.submit_many([NewTask("test.sync", here, 3600)] * 2)) == 2
-                    assert await center.schedules.get(name_of(0)) is None
-                    assert await center.targets.get("nobody") is None
-                assert not any(call.done() for call in waiting)
-            finally:
-                hanging.resume()
-            await asyncio.gather(*waiting, return_exceptions=True)
-
-    asyncio.run(steps())
+        there, here = biz_id(1), biz_id(0)
+        one = await center.submit("test.sync", biz_id=there, delay=3600)
+        other = await center.submit("test.sync", biz_id=here, delay=3600)
+        hanging.pause()
+        try:
+            calls = [center.cancel(one), center.find(biz_id=there), center.schedules.get(name_of(1))]
+            waiting = [asyncio.ensure_future(call) for call in calls]
+            waiting += [asyncio.ensure_future(center.find(biz_id=there)) for _ in range(40)]
+            waiting.append(asyncio.ensure_future(center.submit_many([NewTask("test.sync", there, 3600)])))
+            await asyncio.sleep(0)
+            async with asyncio.timeout(PATIENCE):
+                assert [task.job_id for task in await center.find(biz_id=here)] == [other]
+                assert await center.reschedule(other, delay=60) is RescheduleOutcome.RESCHEDULED
+                assert await center.cancel(job_id=other) is CancelOutcome.CANCELLED
+                assert await center.cancel_by_biz("test.sync", here) == {other: CancelOutcome.CANCELLED}
+                assert len(await center.submit_many([NewTask("test.sync", here, 3600)] * 2)) == 2
+                assert await center.schedules.get(name_of(0)) is None
+                assert await center.targets.get("nobody") is None
+            assert not any(call.done() for call in waiting)
+        finally:
+            hanging.resume()
+        await asyncio.gather(*waiting, return_exceptions=True)

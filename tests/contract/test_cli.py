@@ -1,19 +1,25 @@
-"""The command line: options of the contract, --json of what lists, exit codes, the embedded default."""
-
-from __future__ import annotations
+"""The command line, its options and codes; each bad input is a named error, and nothing is written."""
 
 import base64
 import hashlib
 import json
 import re
-from datetime import datetime, timedelta, timezone
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import pytest
 from contract.system import Contract
 from harness import forks
+from harness.refused import LATER, NAIVE, TASKS
+from harness.rows import known
 
-from toc import CancelOutcome
+from benchmarks.private import free_port
+from toc import CancelOutcome, NewTask, TimeoutCenter, TocError
+from toc.model import errors
+
+# The command line: options of the contract, --json of what lists, exit codes, the embedded default.
 
 
 def test_topic_create_takes_every_option_of_the_contract(contract: Contract) -> None:
@@ -25,20 +31,10 @@ def test_topic_create_takes_every_option_of_the_contract(contract: Contract) -> 
     assert done.returncode == 0, done.stderr
     shown = contract.json("topic", "show", "t.all")
     expected = {
-        "name": "t.all",
-        "biz_type": 100,
-        "slot_amount": 1024,
-        "topic_type": "instant",
-        "retries": 31,
-        "backoff": "immediate",
-        "backoff_base": 2.0,
-        "backoff_cap": 60.0,
-        "prepare_timeout": 3,
-        "max_runtime": 90,
-        "horizon": 7200,
-        "retention": 86400,
-        "paused": False,
-    }
+        "name": "t.all", "biz_type": 100, "slot_amount": 1024, "topic_type": "instant", "retries": 31,
+        "backoff": "immediate", "backoff_base": 2.0, "backoff_cap": 60.0, "prepare_timeout": 3,
+        "max_runtime": 90, "horizon": 7200, "retention": 86400, "paused": False,
+    }  # fmt: skip
     assert {name: shown[name] for name in expected} == expected
     (row,) = contract.query(f"SELECT * FROM `{contract.prefix}0`.timeout_topic WHERE name = 't.all'")
     assert (row["biz_type"], row["slot_amount"], row["retries"]) == (100, 1024, 31)
@@ -81,12 +77,10 @@ def test_a_task_goes_through_the_command_line(idle: Contract) -> None:
     assert at.isoformat().endswith("+02:00")
     moved = idle.json("reschedule", str(job_id), "--action-time", at.isoformat())
     assert str(moved["outcome"]).lower() == "rescheduled"
-    task = idle.center.get(job_id)
-    assert task is not None
+    task = known(idle.center.get(job_id))
     assert task.action_time == at
     moved = idle.json("reschedule", str(job_id), "--delay", "200d")  # of microseconds none is kept
-    task = idle.center.get(job_id)
-    assert task is not None
+    task = known(idle.center.get(job_id))
     assert datetime.fromisoformat(moved["action_time"]) == task.action_time
     assert idle.json("get", str(job_id))["biz_type"] == task.biz_type
     cancelled = idle.json("cancel", str(job_id))
@@ -120,8 +114,7 @@ def test_a_body_goes_in_and_comes_out_byte_by_byte(contract: Contract, tmp_path:
     assert shown.items() >= told.items()
     assert "body_base64" not in shown
     assert base64.b64decode(contract.json("get", job_id, "--body")["body_base64"]) == body
-    task = contract.center.get(int(job_id))
-    assert task is not None
+    task = known(contract.center.get(int(job_id)))
     assert (task.body, task.content_type) == (body, "image/x")
 
     text = contract.json("submit", "c.plain", "--biz-id", "8", "--delay", "1h", "--body", "grün")["job_id"]
@@ -151,7 +144,217 @@ def test_without_an_index_there_is_nothing_to_fill(alone: Contract, command: str
 
 
 @pytest.mark.parametrize("command", ["slots", "workers"])
-def test_who_owns_what_can_be_asked_of_one_host_without_zookeeper_too(
-    contract: Contract, command: str
-) -> None:
+def test_who_owns_what_can_be_asked_of_a_host_without_zookeeper_too(contract: Contract, command: str) -> None:
     assert isinstance(contract.json(command), list)
+
+
+# Each bad input is a named error; nothing is written; the command line shows no traceback.
+
+
+@pytest.fixture
+def untouched(idle: Contract) -> Iterator[Contract]:
+    """Rows and keys are the same before and after."""
+    before = (idle.rows(), idle.keys())
+    yield idle
+    assert (idle.rows(), idle.keys()) == before
+
+
+@pytest.mark.parametrize("case", TASKS)
+def test_a_task_that_cannot_be_is_refused_alone_and_with_its_call(untouched: Contract, case: str) -> None:
+    name, given = TASKS[case]
+    bad = {"topic": "c.plain", "biz_id": 1, **given}
+    good = [NewTask("c.plain", biz_id=n, delay=3600) for n in range(3)]
+    with pytest.raises(getattr(errors, name)) as caught:
+        untouched.center.submit_many([*good, NewTask(**bad), *good])
+    with pytest.raises(getattr(errors, name)):
+        untouched.center.submit(bad.pop("topic"), **bad)
+    assert isinstance(caught.value, TocError)
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize("hours", [-9, 0, 9])
+def test_an_instant_task_of_the_year_1_is_refused_in_any_zone(untouched: Contract, hours: int) -> None:
+    first = datetime.min.replace(tzinfo=timezone(timedelta(hours=hours)))
+    with pytest.raises(errors.InvalidInput, match="before 1970"):
+        untouched.center.submit("c.now", biz_id=1, action_time=first)
+
+
+@pytest.mark.parametrize("bad", ["text", 5, None, NewTask, ("c.plain", 1)])
+def test_submit_many_refuses_what_is_no_task(untouched: Contract, bad: Any) -> None:
+    with pytest.raises(TocError):
+        untouched.center.submit_many([NewTask("c.plain", 1, delay=9), bad])
+
+
+@pytest.mark.parametrize(
+    ("error", "when"),
+    [
+        ("NaiveDatetime", NAIVE),
+        ("NotInFuture", datetime(2020, 1, 1, tzinfo=UTC)),
+        ("InvalidDelay", datetime.max.replace(tzinfo=UTC)),
+        ("InvalidInput", None),
+        ("InvalidInput", "tomorrow"),
+    ],
+)
+def test_reschedule_refuses_a_bad_time_and_changes_nothing(idle: Contract, error: str, when: Any) -> None:
+    job_id = idle.center.submit("c.plain", biz_id=90, delay=3600)
+    before = (idle.row(job_id), idle.scores(job_id))
+    with pytest.raises(getattr(errors, error)):
+        idle.center.reschedule(job_id, action_time=when)
+    assert (idle.row(job_id), idle.scores(job_id)) == before
+
+
+def test_4096_characters_of_attribute_are_stored_whatever_their_bytes(idle: Contract) -> None:
+    for char in ("x", "ä", "☃", "😀"):
+        attribute = {"a": char * (4096 - len('{"a":""}'))}
+        job_id = idle.center.submit("c.plain", biz_id=91, delay=3600, attribute=attribute)
+        assert known(idle.center.get(job_id)).attribute == attribute
+        with pytest.raises(errors.InvalidAttribute):
+            idle.center.submit("c.plain", biz_id=91, delay=9, attribute={"a": attribute["a"] + "x"})
+
+
+def test_handlers_are_refused_that_are_registered_twice_or_cannot_be_called(contract: Contract) -> None:
+    center = TimeoutCenter(contract.settings)
+
+    @center.handler("h.one")
+    def one(task: object) -> None: ...
+
+    with pytest.raises(errors.DuplicateHandler):
+        center.handler("h.one")(one)
+    for bad in ("a b", "a{b}", "", "é", "a\n", "x" * 129, "-a", None, 5):
+        with pytest.raises(errors.InvalidTopic):
+            center.handler(bad)(one)  # type: ignore[arg-type]
+    for size in (0, -1, 1.5, "5", 10**9, True):
+        with pytest.raises(TocError):
+            center.handler("h.batch", batch=size)(one)  # type: ignore[arg-type]
+    with pytest.raises(TocError):
+        center.handler("h.two")(5)  # type: ignore[arg-type]
+    with pytest.raises(TocError):
+        center.handler("h.three")(lambda: None)  # type: ignore[arg-type, misc]
+
+
+def _refused(done: Any, code: int | None = None) -> None:
+    assert done.returncode != 0, done.stdout
+    if code is not None:
+        assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr, done.stderr
+    assert done.stderr.strip()
+    assert done.stdout == ""
+
+
+SERVERS: dict[str, Callable[[int], dict[str, str]]] = {
+    "MySQL": lambda port: {"TOC_DATABASE_URLS": f"mysql+pymysql://u:canary-5f1e@127.0.0.1:{port}"},
+    "Redis": lambda port: {"TOC_REDIS_URL": f"redis://u:canary-5f1e@127.0.0.1:{port}"},
+    "ZooKeeper": lambda port: {"TOC_ZOOKEEPER": f"127.0.0.1:{port}"},
+}
+
+
+@pytest.mark.parametrize("server", ["MySQL", "ZooKeeper"])
+def test_a_worker_says_which_server_is_away_where_and_what_to_try(contract: Contract, server: str) -> None:
+    port = free_port()
+    done = contract.toc("worker", "--app", "contract_app:center", env=SERVERS[server](port))
+    _refused(done, 4)
+    text = done.stdout + done.stderr
+    assert server in text or {"MySQL": "database"}.get(server, "\0") in text.lower()
+    assert f"127.0.0.1:{port}" in text
+    assert "canary-5f1e" not in text
+
+
+def test_a_worker_without_redis_starts_and_says_where_it_should_be(contract: Contract) -> None:
+    port = free_port()
+    log = contract.directory / "no-redis.log"
+    log.touch()
+    daemon = forks.start(
+        ["worker", "--app", "contract_app:center", "--processes", "1"],
+        env={**contract.env, **SERVERS["Redis"](port)},
+        streams=dict.fromkeys(("stdout", "stderr"), str(log)),
+    )
+    try:
+        contract.wait(
+            lambda: f"127.0.0.1:{port}" in log.read_text() or daemon.poll() is not None, "it says", 20
+        )
+        assert "redis" in log.read_text().lower()
+        assert daemon.poll() in (None, 4)
+    finally:
+        daemon.terminate()
+        daemon.wait(60)
+    assert "canary-5f1e" not in log.read_text()
+    assert "Traceback" not in log.read_text()
+
+
+def test_commands_say_that_mysql_is_unreachable(contract: Contract) -> None:
+    port = free_port()
+    for words in (["get", "5"], ["topic", "list"], ["db", "check"], ["db", "upgrade"], ["dead", "list"]):
+        done = contract.toc(*words, env=SERVERS["MySQL"](port))
+        _refused(done, 4)
+        assert f"127.0.0.1:{port}" in done.stderr
+        assert "canary-5f1e" not in done.stderr
+
+
+def test_submit_succeeds_when_redis_is_unreachable(contract: Contract) -> None:
+    done = contract.toc(
+        "submit", "c.plain", "--biz-id", "5", "--delay", "1h", env=SERVERS["Redis"](free_port())
+    )
+    assert done.returncode == 0, done.stderr
+    assert contract.status(int(done.stdout)) == 0
+    assert "Traceback" not in done.stderr
+
+
+def test_shards_that_are_behind_are_named_and_nothing_starts(contract: Contract) -> None:
+    behind = {"TOC_DATABASE_PREFIX": contract.prefix + "x"}
+    for words in (["worker", "--app", "contract_app:center"], ["topic", "list"]):
+        done = contract.toc(*words, env=behind)
+        _refused(done, 3)
+        assert "db upgrade" in done.stderr
+    check = contract.toc("db", "check", env=behind)
+    assert check.returncode != 0
+    assert "Traceback" not in check.stderr
+    other = contract.settings.model_copy(update={"database_prefix": contract.prefix + "x"})
+    with TimeoutCenter(other) as center, pytest.raises(errors.SchemaBehind):
+        center.submit("c.plain", biz_id=1, delay=9)
+
+
+@pytest.mark.parametrize("wrong", [{"tables": 4}, {"databases": 4}, {"databases": 1, "tables": 4}])
+def test_a_program_set_for_other_tables_is_refused_before_it_writes_or_looks_in_the_wrong_one(
+    contract: Contract, wrong: dict[str, int]
+) -> None:
+    # In the right table nobody would find the task: acknowledged, and never run. biz_id 1 is in table 7 of 8.
+    job_id = contract.center.submit("c.plain", biz_id=1, delay=3600, dedup_key="layout")
+    before = (contract.rows(), contract.keys())
+    calls: dict[str, Callable[[TimeoutCenter], object]] = {
+        "submit": lambda center: center.submit("c.plain", biz_id=1, delay=9),
+        "submit_many": lambda center: center.submit_many([NewTask("c.plain", 1, delay=9)]),
+        "index": lambda center: center.index([job_id]),
+        "cancel": lambda center: center.cancel(job_id),
+        "cancel_by_biz": lambda center: center.cancel_by_biz("c.plain", biz_id=1),
+        "reschedule": lambda center: center.reschedule(job_id, action_time=LATER),
+        "get": lambda center: center.get(job_id),
+        "find": lambda center: center.find(biz_id=1),
+    }
+    for name, call in calls.items():
+        with (
+            TimeoutCenter(contract.settings.model_copy(update=wrong)) as center,
+            pytest.raises(errors.SchemaBehind, match="TOC_DATABASES and TOC_TABLES"),
+        ):
+            pytest.fail(f"{name} answered {call(center)}")
+    assert (contract.rows(), contract.keys()) == before
+    variables = {f"TOC_{name.upper()}": str(value) for name, value in wrong.items()}
+    for words in (
+        ["get", str(job_id)],
+        ["dead", "list"],
+        ["dead", "redrive", str(job_id)],
+        ["cancel", "--topic", "c.plain", "--all", "--yes"],
+    ):
+        done = contract.toc(*words, env=variables)
+        _refused(done, 3)
+        assert "TOC_TABLES" in done.stderr
+
+
+def test_a_copy_of_a_task_table_that_somebody_left_beside_it_stops_nothing(contract: Contract) -> None:
+    copy = f"`{contract.prefix}0`.`timeout_task_0000_before`"
+    contract.query(f"CREATE TABLE {copy} LIKE `{contract.prefix}0`.`timeout_task_0000`")
+    try:
+        assert contract.toc("db", "check").returncode == 0
+        with TimeoutCenter(contract.settings) as center:
+            assert center.get(center.submit("c.plain", biz_id=1, delay=3600)) is not None
+    finally:
+        contract.query(f"DROP TABLE {copy}")

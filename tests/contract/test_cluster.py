@@ -1,7 +1,5 @@
 """Several daemons on Redis Cluster and ZooKeeper: znodes, hand-over, known and silent deaths, secrets."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -55,9 +53,7 @@ TASK_SLOTS = sum(int(TOPICS[name][TOPICS[name].index("--slots") + 1]) for name i
 TABLES = 8
 
 
-def test_znodes_stand_where_the_contract_says_and_follow_the_daemons(
-    cluster: tuple[Contract, KazooClient],
-) -> None:
+def test_znodes_are_where_the_contract_says_and_follow_daemons(cluster: tuple[Contract, KazooClient]) -> None:
     contract, client = cluster
     root = f"/toc/{contract.env['TOC_CLUSTER']}"
     first = contract.start("host-a", processes=2)

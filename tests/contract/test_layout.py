@@ -1,7 +1,5 @@
 """What other tools read: tables, columns, ids, keys and scores, as the contract spells them."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import zlib
@@ -9,9 +7,9 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from contract.system import Contract
+from harness.rows import known
 
-from toc import NewTask, TaskStatus
-from toc.model.errors import DedupConflict
+from toc import DedupConflict, NewTask, TaskStatus
 
 EPOCH_2020 = datetime(2020, 1, 1, tzinfo=UTC)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -25,9 +23,7 @@ def ms(instant: datetime) -> int:
     return (instant.replace(tzinfo=UTC) - EPOCH) // timedelta(milliseconds=1)
 
 
-def test_the_tables_are_spread_over_the_databases_by_number_and_topics_live_in_the_first(
-    contract: Contract,
-) -> None:
+def test_tables_are_spread_over_databases_by_number_and_topics_live_in_the_first(contract: Contract) -> None:
     found = {
         (row["s"], row["t"])
         for row in contract.query(
@@ -91,8 +87,7 @@ def test_a_task_is_stored_and_indexed_where_the_contract_says(contract: Contract
     assert (row["slot_crc"], row["slot_amount"]) == (code, 4)
     score = contract.scores(job_id)
     assert score == {f"c.plain_{code % 4}": float(ms(row["action_time"]))}
-    task = contract.center.get(job_id)
-    assert task is not None
+    task = known(contract.center.get(job_id))
     assert ms(task.action_time) == ms(row["action_time"])
     assert task.biz_id == biz_id
     assert task.attribute == {"a": "ä"}
@@ -106,8 +101,7 @@ def test_action_time_is_rounded_up_to_a_millisecond_in_row_score_and_task(idle: 
     zoned = asked.astimezone(timezone(timedelta(hours=5, minutes=45)))
     job_id = idle.center.submit("c.plain", biz_id=1000 + micro, action_time=zoned)
     expected = ms(asked) + (1 if micro else 0)
-    task = idle.center.get(job_id)
-    assert task is not None
+    task = known(idle.center.get(job_id))
     assert task.action_time.utcoffset() == timedelta(0)
     assert ms(task.action_time) == expected
     assert task.action_time.microsecond % 1000 == 0
@@ -142,8 +136,7 @@ def test_submit_many_is_as_submit_in_the_order_given(idle: Contract) -> None:
     assert len(set(job_ids)) == 600
     for task, job_id in list(zip(tasks, job_ids, strict=True))[::37]:
         assert job_id >> 12 & 1023 == crc(str(task.biz_id)) & 1023
-        found = idle.center.get(job_id)
-        assert found is not None
+        found = known(idle.center.get(job_id))
         assert (found.biz_id, found.topic) == (task.biz_id, task.topic)
         amount = 4 if task.topic == "c.plain" else 2
         slot = f"{task.topic}_{crc(str(task.biz_id)) % amount}"
@@ -171,9 +164,7 @@ def test_a_dedup_key_is_compared_byte_for_byte(idle: Contract) -> None:
     assert idle.status(ids[0]) == 3
 
 
-def test_after_a_change_of_slot_amount_a_task_stays_in_the_slot_that_its_row_names(
-    contract: Contract,
-) -> None:
+def test_after_a_change_of_slot_amount_a_task_stays_in_the_slot_of_its_row(contract: Contract) -> None:
     assert contract.toc("topic", "create", "c.grow", "--biz-type", "50", "--slots", "2").returncode == 0
     biz = next(n for n in range(100) if crc(str(n)) % 8 >= 2)
     old = contract.center.submit("c.grow", biz_id=biz, delay=3600)

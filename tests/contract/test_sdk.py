@@ -1,7 +1,5 @@
 """The SDK from many threads, after a fork, in the caller's transaction, and without Redis."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sqlite3
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 from contract.system import Contract
 from harness.patience import in_a_moment, until
+from harness.rows import known
 from harness.tables import engine_of
 from sqlalchemy import text
 
@@ -63,9 +62,7 @@ def test_fifty_threads_share_one_center(idle: Contract) -> None:
             for k in range(20):
                 job_id = center.submit("c.plain", biz_id=n * 100 + k, delay=3600, attribute={"n": n})
                 found[n].append(job_id)
-                task = center.get(job_id)
-                assert task is not None
-                assert task.attribute == {"n": n}
+                assert known(center.get(job_id)).attribute == {"n": n}
                 if k % 2:
                     assert center.cancel(job_id) is CancelOutcome.CANCELLED
             found[n] += center.submit_many([NewTask("c.plain", n, delay=3600) for _ in range(20)])
@@ -94,9 +91,7 @@ def _in_child(center: TimeoutCenter, n: int, pipe: Any) -> None:
         pipe.close()
 
 
-def test_children_and_parent_go_on_after_a_fork_and_never_share_an_id_or_a_connection(
-    either: Contract,
-) -> None:
+def test_children_and_parent_go_on_after_a_fork_and_share_no_id_and_no_connection(either: Contract) -> None:
     center = either.center
     center.submit("c.plain", biz_id=1, delay=3600)  # everything is connected before the fork
     fork = multiprocessing.get_context("fork")
@@ -186,12 +181,7 @@ def test_a_row_of_the_callers_transaction_exists_only_if_it_commits(idle: Contra
         assert idle.scores(lost) == {}
         with engine.begin() as connection, pytest.raises(errors.DedupConflict):
             idle.center.submit(
-                "c.plain",
-                biz_id=801,
-                delay=60,
-                dedup_key="k",
-                attribute={"other": 1},
-                connection=connection,
+                "c.plain", biz_id=801, delay=60, dedup_key="k", attribute={"other": 1}, connection=connection
             )
 
 
@@ -234,8 +224,7 @@ def fragile(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[
 def test_a_submit_that_is_repeated_after_its_time_is_the_task_that_it_was(either: Contract) -> None:
     center = either.center
     job_id = in_a_moment(lambda at: center.submit("c.plain", biz_id=71, action_time=at, dedup_key="late"))
-    task = center.get(job_id)
-    assert task is not None
+    task = known(center.get(job_id))
     assert until(lambda: datetime.now(UTC) > task.action_time)
     again = NewTask("c.plain", 71, action_time=task.action_time, dedup_key="late")
     assert center.put(again).job_id == job_id
@@ -295,9 +284,7 @@ def test_without_redis_submit_and_cancel_answer_by_the_row(fragile: tuple[Contra
 
 
 def _action_time(center: TimeoutCenter, job_id: int) -> datetime:
-    task = center.get(job_id)
-    assert task is not None
-    return task.action_time
+    return known(center.get(job_id)).action_time
 
 
 def test_an_overdue_task_that_nobody_took_can_still_be_cancelled_for_sure(contract: Contract) -> None:

@@ -1,7 +1,5 @@
 """Tasks in the caller's transaction: they exist exactly if its rows do, and it locks nothing but theirs."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -9,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 from contract.system import Contract
+from harness.rows import known
 from sqlalchemy import BigInteger, Connection, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -147,9 +146,7 @@ def test_the_recipe_of_a_rollback_per_test_leaves_nothing(either: Contract, engi
     assert either.rows() == before
 
 
-def test_with_several_binds_the_caller_names_the_one_that_leads_to_the_task(
-    idle: Contract, engine: Engine
-) -> None:
+def test_with_several_binds_the_caller_names_that_of_the_task(idle: Contract, engine: Engine) -> None:
     other = create_engine("sqlite://")
     Elsewhere.metadata.create_all(other)
     try:
@@ -219,9 +216,7 @@ def test_rights_that_the_caller_lacks_are_named(contract: Contract, engine: Engi
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")  # of SQLAlchemy, outside run_sync
 @pytest.mark.parametrize("driver", ["asyncmy", "aiomysql"])
-def test_an_async_session_submits_and_changes_within_run_sync(
-    either: Contract, engine: Engine, driver: str
-) -> None:
+def test_an_async_session_submits_and_changes_things(either: Contract, engine: Engine, driver: str) -> None:
     center = either.center
     kept = center.submit("c.plain", biz_id=8, delay=3600)
 
@@ -302,8 +297,7 @@ def test_a_reschedule_moves_row_and_entry_at_the_commit(contract: Contract, engi
         change = contract.center.reschedule(job_id, action_time=soon(), connection=connection)
     contract.wait(lambda: list(contract.scores(job_id).values()) > [score + 3_000_000], "the entry is moved")
     assert change.outcome is RescheduleOutcome.RESCHEDULED
-    task = contract.center.get(job_id)
-    assert task is not None
+    task = known(contract.center.get(job_id))
     assert (task.version, task.body) == (1, b"x")
 
 
@@ -366,9 +360,7 @@ def test_submit_many_stores_all_or_none(idle: Contract, engine: Engine) -> None:
         )
     assert len(set(job_ids)) == 16
     assert idle.rows() == before + 15
-    task = center.get(job_ids[1])
-    assert task is not None
-    assert task.body == b"b"
+    assert known(center.get(job_ids[1])).body == b"b"
 
 
 def test_a_callers_transaction_locks_its_own_rows_alone(either: Contract, engine: Engine) -> None:

@@ -1,12 +1,11 @@
 """What applications declare in code: durations, expiries, payloads, hooks. On each rung, and in the kit."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
 from contract.system import Contract
+from harness.rows import known
 
 from toc.model.errors import InvalidDelay, InvalidExpiry, InvalidInput
 
@@ -24,14 +23,12 @@ def test_a_task_expires_as_its_topic_says_unless_it_says_so_itself(each: Contrac
     assert never is not None
     assert never.expires_at is None
     center.reschedule(job_id, delay=timedelta(hours=9))
-    moved = center.get(job_id)
-    assert moved is not None
+    moved = known(center.get(job_id))
     assert moved.action_time > by_default.action_time + timedelta(hours=7)
     assert moved.expires_at == moved.action_time + timedelta(hours=2)
     for said in (own, never):  # what it says itself holds for its new deadline, too
         center.reschedule(said.job_id, delay=timedelta(hours=1))
-        there = center.get(said.job_id)
-        assert there is not None
+        there = known(center.get(said.job_id))
         assert (there.version, there.expires_at) == (1, said.expires_at)
     with pytest.raises(InvalidExpiry):
         center.reschedule(own.job_id, delay=timedelta(hours=9))

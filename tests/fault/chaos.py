@@ -11,8 +11,6 @@ over the run.
 What happened is kept (its directory is printed) when the verdict is not clean.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import secrets
@@ -60,19 +58,13 @@ def soak(seed: int, seconds: float, *, rate: float, tasks: int, directory: Path,
     for defect in defects:
         print("DEFECT", defect)
     line = {
-        "seed": seed,
-        "seconds": round(seconds),
-        "faults": len(steps) - stage.missed,
-        "tasks": verdict.counts["acknowledged"],
-        "lost": verdict.breaches["L"],
-        "early": verdict.breaches["E"],
-        "after_cancel": verdict.breaches["C"],
-        "unexplained": verdict.breaches["D"],
-        "duplicates": dict(verdict.duplicates),
-        "dead": verdict.counts["dead"],
-        "settled": round(verdict.settled_s, 1),
+        "seed": seed, "seconds": round(seconds), "faults": len(steps) - stage.missed,
+        "tasks": verdict.counts["acknowledged"], "lost": verdict.breaches["L"],
+        "early": verdict.breaches["E"], "after_cancel": verdict.breaches["C"],
+        "unexplained": verdict.breaches["D"], "duplicates": dict(verdict.duplicates),
+        "dead": verdict.counts["dead"], "settled": round(verdict.settled_s, 1),
         "clean": verdict.clean and not defects,
-    }
+    }  # fmt: skip
     if record is not None:
         record.parent.mkdir(exist_ok=True)
         with record.open("a") as file:

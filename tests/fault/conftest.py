@@ -1,7 +1,5 @@
 """Fixtures of the fault tests, and the table that they end with."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -9,9 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
+from conftest import Launch
 from fault.kit import servers, table
 from fault.kit.proxy import Proxy
 from fault.kit.reader import Reader
@@ -20,15 +19,9 @@ from harness.machine import Machine
 from harness.programs import missing
 from harness.system import System
 
-from benchmarks.local import MariaDB
+from benchmarks.local import MariaDB, RedisServer
 
 _PASSED = pytest.StashKey[bool]()
-
-
-class Verdict(Protocol):
-    """Registers the line of a test: ``line = verdict(3, "failover loses adds")``."""
-
-    def __call__(self, fault: int, name: str, variant: str = "") -> Line: ...
 
 
 @pytest.hookimpl(wrapper=True)
@@ -39,46 +32,50 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-@pytest.fixture
-def verdict(request: pytest.FixtureRequest, machine: Machine) -> Iterator[Verdict]:
-    """Registers lines of the table; they say "held" once the test has passed and named its proof."""
-    lines: list[Line] = []
-    began = time.monotonic()
+class Case:
+    """What a fault test begins with: lines of the table, systems, and servers and proxies of its own."""
 
-    def register(fault: int, name: str, variant: str = "") -> Line:
-        line = Line(fault, name, variant, machine=machine)
-        lines.append(line)
-        return line
+    def __init__(self, request: pytest.FixtureRequest, path: Path, machine: Machine, launch: Launch) -> None:
+        self.path = path
+        self.launch = launch
+        self._request, self._machine = request, machine
+        self._lines: list[Line] = []
+        self._systems: list[System] = []
+        self._proxies: list[Proxy] = []
+        self._began = time.monotonic()
 
-    yield register
-    for line in lines:
-        line.machine = None
-        line.seconds = round(time.monotonic() - began, 1)
-        if request.node.stash.get(_PASSED, False):
-            line.verdict = "held" if line.proof else "unproven"
-        request.node.user_properties.append((table.PROPERTY, asdict(line)))  # to the end of the run
-    passed = request.node.stash.get(_PASSED, False)
-    assert not passed or all(line.proof for line in lines), "a line without a proof that the fault bit"
+    @property
+    def redis(self) -> RedisServer:
+        """The shared Redis, empty when the test begins."""
+        found: RedisServer = self._shared("clean_redis")
+        return found
 
+    @property
+    def mariadb(self) -> MariaDB:
+        """The shared MariaDB."""
+        found: MariaDB = self._shared("mariadb")
+        return found
 
-@pytest.fixture
-def relay() -> Iterator[Callable[[int], Proxy]]:
-    """Puts proxies in front of servers: ``relay(redis.port)``."""
-    proxies: list[Proxy] = []
+    @property
+    def prefix(self) -> str:
+        """That of the names of the test's databases."""
+        found: str = self._shared("database_prefix")
+        return found
 
-    def start(port: int, **options: Any) -> Proxy:
-        proxies.append(Proxy(port, **options))
-        return proxies[-1]
+    def _shared(self, fixture: str) -> Any:
+        return self._request.getfixturevalue(fixture)
 
-    yield start
-    for proxy in proxies:
-        proxy.close()
+    def verdict(self, fault: int, name: str, variant: str = "") -> Line:
+        """A line of the table: it says "held" once the test has passed and named its proof."""
+        self._lines.append(Line(fault, name, variant, machine=self._machine))
+        return self._lines[-1]
 
+    def relay(self, port: int, **options: Any) -> Proxy:
+        """A proxy in front of a server."""
+        self._proxies.append(Proxy(port, **options))
+        return self._proxies[-1]
 
-class Build(Protocol):
-    """Makes a system, with the topics of the test app, over servers that run already."""
-
-    def __call__(
+    def build(
         self,
         redis_url: str | None = None,
         *,
@@ -86,55 +83,57 @@ class Build(Protocol):
         index: bool = True,
         slots: int = 8,
         **settings: object,
-    ) -> System: ...
-
-
-@pytest.fixture
-def build(
-    request: pytest.FixtureRequest, tmp_path: Path, mariadb: MariaDB, database_prefix: str
-) -> Iterator[Build]:
-    """Makes systems: ``build()``, on the shared Redis and MariaDB unless told otherwise.
-
-    ``hosts``: of several hosts, with the shared ZooKeeper. ``index``: or on the database alone.
-    ``topic_...`` settings are policies of the topics: ``topic_prepare_timeout=3``.
-    """
-    systems: list[System] = []
-
-    def make(
-        redis_url: str | None = None,
-        *,
-        hosts: bool = False,
-        index: bool = True,
-        slots: int = 8,
-        **settings: object,
     ) -> System:
-        directory = tmp_path / f"system{len(systems)}"
+        """A system with the topics of the test app, on the shared Redis and MariaDB unless told otherwise.
+
+        ``hosts``: of several hosts, with the shared ZooKeeper. ``index``: or on the database alone.
+        ``topic_...`` settings are policies of the topics: ``topic_prepare_timeout=3``.
+        """
+        directory = self.path / f"system{len(self._systems)}"
         directory.mkdir()
         if hosts:
-            shared = {"zookeeper": "zookeeper", "cluster": "zookeeper_root"}
-            found = {name: request.getfixturevalue(fixture) for name, fixture in shared.items()}
-            settings = {**found, "zookeeper": found["zookeeper"].url, **settings}
+            shared = {"zookeeper": self._shared("zookeeper").url, "cluster": self._shared("zookeeper_root")}
+            settings = {**shared, **settings}
         policies = {
             name.removeprefix("topic_"): settings.pop(name)
             for name in list(settings)
             if name.startswith("topic_")
         }
         given = {
-            **({"redis_url": redis_url or request.getfixturevalue("clean_redis").url} if index else {}),
+            **({"redis_url": redis_url or self.redis.url} if index else {}),
             "databases": 2,
             "tables": 8,
-            "database_prefix": database_prefix,
-            "database_urls": [mariadb.url],
+            "database_prefix": self.prefix,
+            "database_urls": [self.mariadb.url],
             **settings,
         }
-        system = System(directory, **given)
-        systems.append(system)
-        system.create_topics(slots=slots, **{"backoff_base": 0.2, **policies})
-        return system
+        self._systems.append(System(directory, **given))
+        self._systems[-1].create_topics(slots=slots, **{"backoff_base": 0.2, **policies})
+        return self._systems[-1]
 
-    yield make
-    with ThreadPoolExecutor() as pool:  # daemons take a moment to leave
-        list(pool.map(System.stop, systems))
+    def end(self) -> None:
+        """Register the lines, end the systems, which takes daemons a moment, and the proxies."""
+        node = self._request.node
+        passed = node.stash.get(_PASSED, False)
+        for line in self._lines:
+            line.machine = None
+            line.seconds = round(time.monotonic() - self._began, 1)
+            if passed:
+                line.verdict = "held" if line.proof else "unproven"
+            node.user_properties.append((table.PROPERTY, asdict(line)))  # to the end of the run
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(System.stop, self._systems))
+        for proxy in self._proxies:
+            proxy.close()
+        proven = all(line.proof for line in self._lines)
+        assert proven or not passed, "a line without a proof that the fault bit"
+
+
+@pytest.fixture
+def case(request: pytest.FixtureRequest, tmp_path: Path, machine: Machine, launch: Launch) -> Iterator[Case]:
+    one = Case(request, tmp_path, machine, launch)
+    yield one
+    one.end()
 
 
 @pytest.fixture

@@ -1,22 +1,31 @@
-"""Fault 14: clocks that are apart, that are set while servers run, and that change to winter time."""
+"""Faults 14 and 19 to 21: clocks that are apart; changes at the due instant, sweeps,
+slot_amount that grows."""
 
-from __future__ import annotations
-
+import random
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from functools import partial
 from zoneinfo import ZoneInfo
 
 import pytest
-from fault.conftest import Build, Verdict
-from fault.kit.load import Load, in_another_process, tasks
+from fault.conftest import Case
+from fault.kit.load import TOPICS, Load, in_another_process, tasks
 from fault.kit.servers import ClockFile, ShiftedRedis
 from harness.final import read_final
-from harness.history import lines
+from harness.history import Client, lines
 from harness.system import System
+from harness.threads import at_once
 
-from toc import TaskStatus
+from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
+from toc.model.clock import from_ms
+from toc.operate import admin
+from toc.store.tasks.select import Selection
+
+# Fault 14: clocks that are apart, that are set while servers run, and that change to winter time.
 
 Shifted = Callable[[type[ShiftedRedis]], ShiftedRedis]
 SETTLE = 22
@@ -35,17 +44,16 @@ def most_ahead(system: System) -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("whose", "seconds"),
-    [("Redis", -30), ("Redis", 30), ("worker", -30), ("worker", 30)],
+    ("whose", "seconds"), [("Redis", -30), ("Redis", 30), ("worker", -30), ("worker", 30)]
 )
 def test_a_clock_set_while_it_runs_makes_nothing_early_and_nothing_late_once_it_is_right(
-    build: Build, launch: Shifted, tmp_path: Path, verdict: Verdict, whose: str, seconds: int
+    case: Case, launch: Shifted, whose: str, seconds: int
 ) -> None:
-    line = verdict(14, "clock set while it runs", f"{whose} {seconds:+} s")
+    line = case.verdict(14, "clock set while it runs", f"{whose} {seconds:+} s")
     redis = launch(ShiftedRedis)
-    own = ClockFile(tmp_path / "clock")
+    own = ClockFile(case.path / "clock")
     clock = redis.clock if whose == "Redis" else own
-    system = build(redis.url, topic_prepare_timeout=3)
+    system = case.build(redis.url, topic_prepare_timeout=3)
     daemon = system.start(env=own.python_env)
     system.client.submit_many(tasks(300, ahead=(0.5, 4.0), fail=0.1))
     with Load(system.client, rate=80, ahead=(0.2, 1.0)) as load:
@@ -77,11 +85,11 @@ def test_a_clock_set_while_it_runs_makes_nothing_early_and_nothing_late_once_it_
     assert judged.counts["processed"] > 400
 
 
-def test_a_clock_that_is_behind_is_named_also_where_few_tasks_are_due(build: Build, tmp_path: Path) -> None:
+def test_a_clock_that_is_behind_is_named_also_where_few_tasks_are_due(case: Case) -> None:
     """Nothing is taken before this clock calls it due, so nothing is given back either."""
-    clock = ClockFile(tmp_path / "clock")
+    clock = ClockFile(case.path / "clock")
     clock.shift(-3)
-    system = build()
+    system = case.build()
     daemon = system.start(processes=1, env=clock.python_env)
     job_id = system.client.submit("test.sync", biz_id=1, delay=timedelta(seconds=1))
     system.wait(lambda: not system.pending([job_id]), "it has run", SETTLE)
@@ -92,13 +100,11 @@ def test_a_clock_that_is_behind_is_named_also_where_few_tasks_are_due(build: Bui
 
 
 @pytest.mark.slow
-def test_a_host_whose_clock_is_an_hour_ahead_ends_no_task_as_expired(
-    build: Build, tmp_path: Path, verdict: Verdict
-) -> None:
+def test_a_host_whose_clock_is_an_hour_ahead_ends_no_task_as_expired(case: Case) -> None:
     """Neither those that are due in a while nor those that are due meanwhile."""
-    line = verdict(14, "clock an hour ahead, tasks that expire", "for 6 s")
-    clock = ClockFile(tmp_path / "clock")
-    system = build(topic_prepare_timeout=3)
+    line = case.verdict(14, "clock an hour ahead, tasks that expire", "for 6 s")
+    clock = ClockFile(case.path / "clock")
+    system = case.build(topic_prepare_timeout=3)
     daemon = system.start(env=clock.python_env)
     now = datetime.now(UTC)
     job_ids = [
@@ -121,10 +127,8 @@ def test_a_host_whose_clock_is_an_hour_ahead_ends_no_task_as_expired(
 
 
 @pytest.mark.slow
-def test_the_hour_that_the_clocks_show_twice_is_like_any_other(
-    build: Build, launch: Shifted, verdict: Verdict
-) -> None:
-    line = verdict(14, "change to winter time")
+def test_the_hour_that_the_clocks_show_twice_is_like_any_other(case: Case, launch: Shifted) -> None:
+    line = case.verdict(14, "change to winter time")
     zone = ZoneInfo("Europe/Berlin")
     change = datetime(2025, 10, 26, 1, tzinfo=UTC).timestamp()
     local = [datetime.fromtimestamp(change + seconds, zone).hour for seconds in (-1, 0)]
@@ -132,7 +136,7 @@ def test_the_hour_that_the_clocks_show_twice_is_like_any_other(
     redis = launch(ShiftedRedis)
     clock = redis.clock  # Redis, the worker and the application share it
     env = {**clock.python_env, "TZ": zone.key}
-    system = build(redis.url)
+    system = case.build(redis.url)
     clock.shift(change - 3600 - time.time())
     system.start(env=env)
     clock.shift(change - 6 - time.time())
@@ -145,3 +149,170 @@ def test_the_hour_that_the_clocks_show_twice_is_like_any_other(
         f"{before} tasks were due before the change, {len(rows) - before} after it",
     )
     line.judge(system, within=1)
+
+
+# Faults 19 to 21: changes at the due instant, sweeps beside all that ends a task, slot_amount that grows.
+
+# Fault 19: cancel and reschedule at the due instant: an honest answer, whatever it is.
+
+COUNT = 10_000
+THREADS = 8
+WINDOW = 0.05
+"""Calls come at the due time, so many seconds before or after."""
+
+
+@pytest.mark.slow
+def test_who_cancels_or_moves_a_task_as_it_comes_due_gets_the_truth(case: Case) -> None:
+    line = case.verdict(19, "cancel or reschedule at the due instant", f"{COUNT:,} at due ± 50 ms")
+    system = case.build()
+    system.start()
+    said: list[tuple[int, CancelOutcome | RescheduleOutcome]] = []
+    submitted, rate = 0, 400.0
+    while (left := COUNT - len(said)) > 0:  # a busy machine lets some of the instants pass by
+        assert submitted <= 5 * COUNT, f"{submitted:,} tasks, but only {len(said):,} calls in time"
+        biz_ids = range(submitted, submitted + max(left, COUNT // 10))
+        met = _meet(system, biz_ids, rate)
+        rate = max(rate * len(met) / len(biz_ids), 100.0)
+        submitted += len(biz_ids)
+        said += met
+    answers = Counter(f"{_op(outcome)} {outcome.value}" for _, outcome in said)
+    cancelled = {job_id: outcome for job_id, outcome in said if isinstance(outcome, CancelOutcome)}
+    seen = [
+        answers[f"cancel {CancelOutcome.CANCELLED.value}"],
+        answers[f"cancel {CancelOutcome.TOO_LATE.value}"],
+        answers[f"reschedule {RescheduleOutcome.RESCHEDULED.value}"],
+        answers[f"reschedule {RescheduleOutcome.TOO_LATE.value}"],
+    ]
+    line.prove(
+        min(seen) >= 3,
+        f"{len(said):,} calls; "
+        + ", ".join(f"{answer} {number:,}" for answer, number in sorted(answers.items())),
+    )
+    line.judge(system, within=10)
+    ran = {event.job_id for event in system.history() if event.event == "start"}
+    for job_id, outcome in cancelled.items():
+        assert (job_id in ran) or outcome is not CancelOutcome.TOO_LATE
+
+
+def _meet(system: System, biz_ids: range, rate: float) -> list[tuple[int, CancelOutcome | RescheduleOutcome]]:
+    """Submit a task for each, ``rate`` of them due in a second, and cancel or move each as it comes due; but
+    leave it alone if we are too late for that ourselves. Returns the answers by job_id.
+    """
+    count = len(biz_ids)
+    begin = datetime.now(UTC) + timedelta(seconds=2 + count / 3000)
+    tasks = [
+        NewTask("test.async", biz_id, action_time=begin + timedelta(seconds=(biz_id - biz_ids[0]) / rate))
+        for biz_id in biz_ids
+    ]
+    job_ids = system.client.submit_many(tasks)
+    rows = system.center.store.read(job_ids)
+    dice = random.Random(count)
+    plan = sorted(
+        (rows[job_id].action_time / 1000 + dice.uniform(-WINDOW, WINDOW), job_id) for job_id in job_ids
+    )
+    said: list[tuple[int, CancelOutcome | RescheduleOutcome]] = []
+
+    def work(part: list[tuple[float, int]]) -> None:
+        for at, job_id in part:
+            time.sleep(max(0.0, at - time.time()))
+            if time.time() <= rows[job_id].action_time / 1000 + WINDOW:
+                said.append(
+                    (job_id, system.client.cancel(job_id) if job_id % 3 else _move(system.client, job_id))
+                )
+
+    at_once(partial(work, plan[n::THREADS]) for n in range(THREADS))
+    return said
+
+
+def _op(outcome: CancelOutcome | RescheduleOutcome) -> str:
+    return "cancel" if isinstance(outcome, CancelOutcome) else "reschedule"
+
+
+def _move(client: Client, job_id: int) -> RescheduleOutcome:
+    later = from_ms(client.center.clock.now_ms() + 500)
+    return client.reschedule(job_id, action_time=later)
+
+
+# Fault 20: the sweep meets consume, death, redrive and purge: no second run, no revival, no loss.
+
+SECONDS = 60
+
+
+@pytest.mark.slow
+def test_sweeps_without_pause_double_nothing_and_revive_nothing(case: Case) -> None:
+    line = case.verdict(
+        20, "sweep meets consume, death, redrive, purge", f"{SECONDS} s of each without pause"
+    )
+    system = case.build(topic_retries=2, topic_backoff_base=0.05)
+    system.start(processes=2)
+    counts: Counter[str] = Counter()
+    center, client = system.center, system.client
+
+    def sweep() -> None:
+        counts["rows swept"] += admin.refill(center).rows
+
+    def operate() -> None:
+        """Dead tasks are redriven or purged, a few of them only looked at."""
+        dead = center.store.selections.page(Selection(TaskStatus.DEAD), None, 50, newest=True).rows
+        for row in dead[10:20]:
+            system.recorder.seen(row)
+        counts["redriven"] += len(client.redrive([row.job_id for row in dead[:5]]))
+        purged = [row.job_id for row in dead[5:10]]
+        client.purge_dead(purged)
+        counts["purged"] += len(purged)
+
+    def enough() -> bool:
+        return counts["rows swept"] > 5_000 and counts["redriven"] >= 5 and counts["purged"] >= 5
+
+    client.submit_many(tasks(1500, ahead=(1.5, SECONDS), fail=0.3))
+    doomed = [NewTask("test.doomed", n, 0.3 + SECONDS * n / 400) for n in range(400)]
+    client.submit_many(doomed)
+    over = threading.Event()
+
+    def again(step: Callable[[], None]) -> None:
+        while not over.is_set():
+            step()
+
+    with Load(client, rate=100, fail=0.2), ThreadPoolExecutor(3) as threads:
+        running = [threads.submit(again, step) for step in (sweep, sweep, operate)]
+        time.sleep(SECONDS)
+        system.wait(lambda: any(one.done() for one in running) or enough(), "each has met the others", 60)
+        over.set()
+        for one in running:
+            one.result()
+    line.prove(enough(), ", ".join(f"{number:,} {what}" for what, number in sorted(counts.items())))
+    line.judge(system, within=5)
+
+
+# Fault 21: slot_amount grows while tasks are submitted, cancelled and run.
+
+AMOUNTS = (8, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("index", ["clean_redis", "clean_cluster"], ids=["one Redis", "Redis Cluster"])
+def test_slots_doubled_under_load_lose_and_double_nothing(
+    case: Case, index: str, request: pytest.FixtureRequest
+) -> None:
+    line = case.verdict(21, "slot_amount raised while live", f"4, 8, 16 slots, {request.node.callspec.id}")
+    system = case.build(request.getfixturevalue(index).url, hosts=True, slots=4)
+    for host in ("host-a", "host-b"):
+        system.start(host, processes=1)
+    topics = system.center.store.topics
+    far = system.client.submit_many(tasks(500, ahead=(8.0, 16.0), first=500_000))
+    with Load(system.client, rate=120, ahead=(0.2, 4.0)) as load:
+        for amount in AMOUNTS:
+            load.more(300)
+            with system.recorder.fault("move", note=f"{amount} slots"):
+                for topic in TOPICS:
+                    topics.alter(topic, slot_amount=amount)
+        load.more(300)
+    rows = system.center.store.read([*load.job_ids, *far])
+    stamped = {amount: sum(row.slot_amount == amount for row in rows.values()) for amount in (4, 8, 16)}
+    line.prove(
+        all(count > 100 for count in stamped.values()),
+        "tasks stamped with " + ", ".join(f"{amount} slots: {count}" for amount, count in stamped.items()),
+    )
+    judged = line.judge(system, within=10)
+    assert not judged.duplicates
+    assert not load.errors

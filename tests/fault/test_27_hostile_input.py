@@ -1,7 +1,5 @@
 """Fault 27: hostile input: either it is stored as it was given, or a named error and nothing is written."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -9,15 +7,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from fault.conftest import Verdict
+from fault.conftest import Case
+from harness.rows import known
 from harness.tables import raw, task_tables
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.local import RedisServer
-from toc import Settings, TimeoutCenter, Topic
+from toc import InvalidInput, Settings, TimeoutCenter, Topic
 from toc.model.clock import to_ms
-from toc.model.errors import InvalidInput
 from toc.store.migrate import Migrator
 
 NASTY = (
@@ -91,9 +89,9 @@ def center(tmp_path: Path, clean_redis: RedisServer) -> Iterator[TimeoutCenter]:
 
 
 def test_what_is_submitted_is_stored_as_it_was_given_or_refused_by_name_with_nothing_written(
-    center: TimeoutCenter, clean_redis: RedisServer, verdict: Verdict
+    center: TimeoutCenter, case: Case
 ) -> None:
-    line = verdict(27, "hostile input", "submit")
+    line = case.verdict(27, "hostile input", "submit")
     seen: Counter[str] = Counter()
 
     @settings(
@@ -106,7 +104,7 @@ def test_what_is_submitted_is_stored_as_it_was_given_or_refused_by_name_with_not
     )
     @given(call=calls())
     def submit(call: dict[str, Any]) -> None:
-        before = written(center, clean_redis)
+        before = written(center, case.redis)
         refused = None
         try:
             job_id = center.submit(call["topic"], **{k: v for k, v in call.items() if k != "topic"})
@@ -114,12 +112,11 @@ def test_what_is_submitted_is_stored_as_it_was_given_or_refused_by_name_with_not
             refused = exc
         if refused is not None:
             assert 0 < len(str(refused)) < 5000
-            assert written(center, clean_redis) == before
+            assert written(center, case.redis) == before
             seen[type(refused).__name__] += 1
             return
-        rows, keys = written(center, clean_redis)
-        task = center.get(job_id)
-        assert task is not None
+        rows, keys = written(center, case.redis)
+        task = known(center.get(job_id))
         seen["stored"] += 1
         assert task.topic == "order.close"
         assert (task.biz_id, type(task.biz_id)) == (call["biz_id"], type(call["biz_id"]))
@@ -136,11 +133,11 @@ def test_what_is_submitted_is_stored_as_it_was_given_or_refused_by_name_with_not
         for name in ("topic", "biz_id", "delay", "action_time", "attribute", "dedup_key", "slot_basis"):
             value = {"a": huge} if name == "attribute" else huge
             call: dict[str, Any] = {"topic": "order.close", "biz_id": 1, "delay": 60.5, name: value}
-            before = written(center, clean_redis)
+            before = written(center, case.redis)
             with pytest.raises(InvalidInput) as refused:
                 center.submit(call.pop("topic"), **call)
             assert len(str(refused.value)) < 5000
-            assert written(center, clean_redis) == before
+            assert written(center, case.redis) == before
             seen[type(refused.value).__name__] += 1
     named = {name for name in seen if name != "stored"}
     line.prove(
@@ -149,12 +146,10 @@ def test_what_is_submitted_is_stored_as_it_was_given_or_refused_by_name_with_not
     )
 
 
-def test_a_job_id_that_is_none_is_refused_or_unknown(
-    center: TimeoutCenter, clean_redis: RedisServer, verdict: Verdict
-) -> None:
-    line = verdict(27, "hostile input", "job_id, action_time of a reschedule")
+def test_a_job_id_that_is_none_is_refused_or_unknown(center: TimeoutCenter, case: Case) -> None:
+    line = case.verdict(27, "hostile input", "job_id, action_time of a reschedule")
     job_id = center.submit("order.close", biz_id=1, delay=3600)
-    before = written(center, clean_redis)
+    before = written(center, case.redis)
     later = datetime.now(UTC) + timedelta(hours=2)
     seen: Counter[str] = Counter()
 
@@ -175,7 +170,7 @@ def test_a_job_id_that_is_none_is_refused_or_unknown(
                 seen[type(exc).__name__] += 1
 
     call()
-    assert written(center, clean_redis) == before
+    assert written(center, case.redis) == before
     line.prove(
         seen["unknown"] and seen["InvalidInput"], ", ".join(f"{k} {n}" for k, n in sorted(seen.items()))
     )

@@ -23,7 +23,7 @@ import pymysql
 import pytest
 import redis
 from conftest import Launch
-from fault.conftest import Build, Verdict
+from fault.conftest import Case
 from harness import forks
 from harness.programs import missing
 from harness.secured import (
@@ -90,10 +90,12 @@ def refusals(server: RedisServer) -> set[tuple[str, str]]:
 
 
 def test_everything_works_with_the_least_privileges_and_no_password_is_told(
-    build: Build, secured: Secured, verdict: Verdict
+    case: Case, secured: Secured
 ) -> None:
-    line = verdict(28, "least privilege", "Redis ACL, MySQL grants, ZooKeeper ACL as shipped, over TLS alone")
-    system = build(
+    line = case.verdict(
+        28, "least privilege", "Redis ACL, MySQL grants, ZooKeeper ACL as shipped, over TLS alone"
+    )
+    system = case.build(
         secured.redis.url,
         database_urls=[secured.mysql.url],
         databases=8,
@@ -145,12 +147,10 @@ def _strangers(secured: Secured, told: Told) -> int:
 
 
 @pytest.mark.slow
-def test_with_wrong_passwords_every_error_is_named_and_tells_none(
-    build: Build, secured: Secured, verdict: Verdict
-) -> None:
-    line = verdict(28, "least privilege", "wrong passwords")
+def test_with_wrong_passwords_every_error_is_named_and_tells_none(case: Case, secured: Secured) -> None:
+    line = case.verdict(28, "least privilege", "wrong passwords")
     index, table = secured.redis.url, secured.mysql.url
-    system = build(index, database_urls=[table])
+    system = case.build(index, database_urls=[table])
     told = Told(system)
     wrong, right = quote(f"{CANARY}wrong", safe=""), quote(PASSWORDS["toc"], safe="")
     for name, url in (("TOC_REDIS_URL", index), ("TOC_DATABASE_URLS", table)):

@@ -1,7 +1,5 @@
 """Fault 29: one of several MySQL servers is away, or somebody has locked a table: nothing else is late."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -12,9 +10,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fault.conftest import Build, Verdict
+from fault.conftest import Case
 from fault.kit.load import TOPICS, Load
-from fault.kit.proxy import Proxy, through
+from fault.kit.proxy import through
 from fault.kit.servers import application_url
 from fault.kit.table import Line
 from harness.history import Client
@@ -146,29 +144,25 @@ def run(
     return daemon
 
 
-@pytest.mark.parametrize(
-    ("how", "which", "slots", "seconds"),
-    [
-        pytest.param(hanging, 1, 8, 2, id="hangs"),
-        pytest.param(killed, 0, 2, 6, id="topic table's is killed, slots span both", marks=pytest.mark.slow),
-        pytest.param(hanging, 1, 1, 30, id="hangs, slots span both", marks=pytest.mark.slow),
-        pytest.param(hanging, 0, 8, 30, id="topic table's hangs", marks=pytest.mark.slow),
-        pytest.param(killed, 1, 8, 30, id="is killed", marks=pytest.mark.slow),
-        pytest.param(read_only, 1, 8, 30, id="is read-only", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("how", "which", "slots", "seconds"), [
+    pytest.param(hanging, 1, 8, 2, id="hangs"),
+    pytest.param(killed, 0, 2, 6, id="topic table's is killed, slots span both", marks=pytest.mark.slow),
+    pytest.param(hanging, 1, 1, 30, id="hangs, slots span both", marks=pytest.mark.slow),
+    pytest.param(hanging, 0, 8, 30, id="topic table's hangs", marks=pytest.mark.slow),
+    pytest.param(killed, 1, 8, 30, id="is killed", marks=pytest.mark.slow),
+    pytest.param(read_only, 1, 8, 30, id="is read-only", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_what_one_server_lacks_makes_no_task_of_another_late(
-    build: Build,
+    case: Case,
     servers: Servers,
-    verdict: Verdict,
     request: pytest.FixtureRequest,
     how: Callable[[MariaDB], Any],
     which: int,
     slots: int,
     seconds: float,
 ) -> None:
-    line = verdict(29, "one of two MySQL servers away", request.node.callspec.id)
-    system = build(database_urls=list(map(application_url, servers)), slots=slots, tables=TABLES)
+    line = case.verdict(29, "one of two MySQL servers away", request.node.callspec.id)
+    system = case.build(database_urls=list(map(application_url, servers)), slots=slots, tables=TABLES)
     run(system, lambda: how(servers[which]), lambda table: table % 2 == which, line, seconds=seconds)
 
 
@@ -181,16 +175,10 @@ def test_what_one_server_lacks_makes_no_task_of_another_late(
     ],
 )
 def test_trouble_with_a_table_makes_no_task_of_another_table_late(
-    build: Build,
-    servers: Servers,
-    verdict: Verdict,
-    request: pytest.FixtureRequest,
-    how: str,
-    seconds: float,
-    at_begin: float,
+    case: Case, servers: Servers, request: pytest.FixtureRequest, how: str, seconds: float, at_begin: float
 ) -> None:
-    line = verdict(29, "trouble with a table", request.node.callspec.id)
-    system = build(database_urls=[application_url(servers[0])], tables=TABLES)
+    line = case.verdict(29, "trouble with a table", request.node.callspec.id)
+    system = case.build(database_urls=[application_url(servers[0])], tables=TABLES)
     database = f"{system.settings.database_prefix}0"
     table, kept, broken = (f"{database}.{name}" for name in ("timeout_task_0002", "kept", "broken"))
     lost = (
@@ -210,11 +198,11 @@ def test_trouble_with_a_table_makes_no_task_of_another_table_late(
 
 
 def test_tables_that_are_missing_make_no_task_of_another_table_late_and_end_no_process(
-    build: Build, servers: Servers, verdict: Verdict
+    case: Case, servers: Servers
 ) -> None:
     """Somebody drops them while what works through all tables, purging and giving up slots, has work."""
-    line = verdict(29, "tables are missing", "dropped on one server while rows are purged")
-    system = build(database_urls=list(map(application_url, servers)), tables=TABLES)
+    line = case.verdict(29, "tables are missing", "dropped on one server while rows are purged")
+    system = case.build(database_urls=list(map(application_url, servers)), tables=TABLES)
     center, database = system.center, f"{system.settings.database_prefix}1"
     store, gone = center.store, [f"{database}.{name}" for name in ("timeout_task_0003", "timeout_body_0001")]
     ended = center.submit("test.sync", biz_id=_biz_id(1), delay=3600, body=b"x", content_type="text/plain")
@@ -242,17 +230,12 @@ def test_tables_that_are_missing_make_no_task_of_another_table_late_and_end_no_p
 @pytest.mark.slow
 @pytest.mark.parametrize(("delay", "at_start"), [(0.08, 0.0), (0.3, 0.3)], ids=["suddenly", "always"])
 def test_a_server_that_is_far_away_is_not_taken_for_away(
-    build: Build,
-    servers: Servers,
-    relay: Callable[[int], Proxy],
-    verdict: Verdict,
-    delay: float,
-    at_start: float,
+    case: Case, servers: Servers, delay: float, at_start: float
 ) -> None:
-    line = verdict(29, "one of two MySQL servers far away", f"{delay * 1000:.0f} ms")
-    proxy = relay(servers[1].port)
+    line = case.verdict(29, "one of two MySQL servers far away", f"{delay * 1000:.0f} ms")
+    proxy = case.relay(servers[1].port)
     urls = [application_url(server) for server in servers]
-    system = build(database_urls=[urls[0], through(proxy, urls[1])], slots=2, tables=TABLES)
+    system = case.build(database_urls=[urls[0], through(proxy, urls[1])], slots=2, tables=TABLES)
     near = system.settings.model_copy(update={"database_urls": urls})
 
     @contextmanager
@@ -273,14 +256,10 @@ def test_a_server_that_is_far_away_is_not_taken_for_away(
     "how", [pytest.param(hanging, id="hangs"), pytest.param(killed, id="is killed", marks=pytest.mark.slow)]
 )
 def test_processes_started_without_the_topic_tables_server_run_what_the_others_have(
-    build: Build,
-    servers: Servers,
-    verdict: Verdict,
-    request: pytest.FixtureRequest,
-    how: Callable[[MariaDB], Any],
+    case: Case, servers: Servers, request: pytest.FixtureRequest, how: Callable[[MariaDB], Any]
 ) -> None:
-    line = verdict(29, "all processes end, topic table's server away", request.node.callspec.id)
-    system = build(database_urls=list(map(application_url, servers)), tables=TABLES, read_timeout=2)
+    line = case.verdict(29, "all processes end, topic table's server away", request.node.callspec.id)
+    system = case.build(database_urls=list(map(application_url, servers)), tables=TABLES, read_timeout=2)
     daemon = system.start(processes=2)
     first = daemon.workers()
     with producer(system, RATE, lambda table: table % 2 == 1) as healthy:
@@ -313,11 +292,9 @@ def _biz_id(table: int) -> int:
     return next(biz_id for biz_id in range(10**6) if BizId.of(biz_id).crc % TABLES == table)
 
 
-def test_handlers_that_wait_for_a_locked_row_hold_up_no_other_task(
-    build: Build, servers: Servers, verdict: Verdict
-) -> None:
-    line = verdict(29, "handlers cancel a row that a stranger has locked")
-    system = build(database_urls=[application_url(servers[0])], tables=TABLES)
+def test_handlers_that_wait_for_a_locked_row_hold_up_no_other_task(case: Case, servers: Servers) -> None:
+    line = case.verdict(29, "handlers cancel a row that a stranger has locked")
+    system = case.build(database_urls=[application_url(servers[0])], tables=TABLES)
     system.center.store.topics.create(Topic("test.cancelling", 9, 8, backoff_base=0.2))
     daemon = system.start(processes=1, threads=16, app="fault.apps.cancelling:center")
     locked = system.client.submit("test.sync", biz_id=1, delay=3600)
@@ -353,11 +330,9 @@ def test_handlers_that_wait_for_a_locked_row_hold_up_no_other_task(
 
 
 @pytest.mark.slow
-def test_a_crowd_of_one_server_that_hangs_makes_no_task_of_another_late(
-    build: Build, servers: Servers, verdict: Verdict
-) -> None:
-    line = verdict(29, "one of two MySQL servers hangs", f"{CROWD:,} of its tasks come due")
-    system = build(database_urls=list(map(application_url, servers)), slots=1, tables=TABLES)
+def test_a_crowd_of_one_server_that_hangs_makes_no_task_of_another_late(case: Case, servers: Servers) -> None:
+    line = case.verdict(29, "one of two MySQL servers hangs", f"{CROWD:,} of its tasks come due")
+    system = case.build(database_urls=list(map(application_url, servers)), slots=1, tables=TABLES)
     daemon = system.start(processes=1)
     sick = [biz_id for biz_id in range(10**7, 10**7 + 3 * CROWD) if BizId.of(biz_id).crc % 2][:CROWD]
     due = datetime.now(UTC) + timedelta(seconds=12)

@@ -1,18 +1,21 @@
-"""Fault 41: all handlers of a topic are busy, or nobody who handles it is left: the on-call is told."""
-
-from __future__ import annotations
+"""Faults 41, 51 and 58: the on-call is told, mixed versions are named,
+a step of the ladder is taken under load."""
 
 import json
 import re
+import subprocess
 import time
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fault.conftest import Build, Verdict
+from fault.conftest import Case
+from fault.kit.load import Load
 from fault.kit.owners import operator_of
-from harness import forks
+from harness import forks, secured
+from harness.history import Client
 from harness.metrics import ANY_ADDRESS, address
 from harness.programs import need
 from harness.prometheus import Prometheus
@@ -20,12 +23,16 @@ from harness.secured import root_url
 from harness.system import DaemonProcess, System
 from harness.tables import raw, task_tables
 
-from benchmarks.local import MariaDB
-from toc import NewTask
+from benchmarks.local import ZooKeeper
+from toc import NewTask, TimeoutCenter
+from toc.coordination.assignment import PROTOCOL
+from toc.model.errors import ConfigError
 from toc.model.sharding import table_of_job
 from toc.observe.exposition import decode
 from toc.observe.metrics import OVERDUE, SLOTS
 from toc.operate import doctor
+
+# Fault 41: all handlers of a topic are busy, or nobody who handles it is left: the on-call is told.
 
 TOLD_SECONDS = 60
 """Within a minute of the time at which a task was due."""
@@ -54,8 +61,8 @@ def told(system: System, *words: str) -> Any:
 
 
 @pytest.fixture
-def system(build: Build) -> System:
-    return build(hosts=True)
+def system(case: Case) -> System:
+    return case.build(hosts=True)
 
 
 def busy(system: System, tasks: int) -> Path:
@@ -67,9 +74,9 @@ def busy(system: System, tasks: int) -> Path:
 
 
 def test_every_measure_tells_of_what_is_due_and_not_started(
-    system: System, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+    system: System, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = verdict(41, "nobody starts what is due", "what each measure says")
+    line = case.verdict(41, "nobody starts what is due", "what each measure says")
     daemon = system.start(processes=1, threads=4, env=ANY_ADDRESS)
     long_one = system.client.submit("test.async", biz_id=1, delay=0.1, attribute={"sleep": 15})
     system.wait(lambda: bool(system.starts(long_one)), "a handler runs that was started in time", 10)
@@ -100,10 +107,7 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
         system.wait(lambda: overdue("test.sync") == 0, "it is over", 10)
         assert found() == ["none is overdue by more than 3 s"]
 
-    with (
-        system.recorder.fault("other", note="all drained"),
-        operator_of(system) as operator,
-    ):
+    with system.recorder.fault("other", note="all drained"), operator_of(system) as operator:
         operator.want("drain", daemon.host, by="ann")
         system.wait(
             lambda: unowned(daemon, "test.sync") == 8, "the leader tells of slots without an owner", 10
@@ -117,14 +121,14 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
 
 
 @pytest.mark.slow
-def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: MariaDB, verdict: Verdict) -> None:
-    line = verdict(41, "nobody starts what is due", "somebody has locked its table")
+def test_what_waits_for_a_locked_table_is_overdue(system: System, case: Case) -> None:
+    line = case.verdict(41, "nobody starts what is due", "somebody has locked its table")
     daemon = system.start(processes=1, env=ANY_ADDRESS)
 
     def overdue() -> float:
         return value(daemon, OVERDUE.metric.name, "test.sync")
 
-    with system.recorder.fault("other", note="a locked table"), raw(root_url(mariadb)) as stranger:
+    with system.recorder.fault("other", note="a locked table"), raw(root_url(case.mariadb)) as stranger:
         job_id = system.client.submit("test.sync", biz_id=1, delay=3)  # locked before it is due
         table = task_tables(system.settings)[table_of_job(job_id, system.settings.tables)]
         stranger.exec_driver_sql(f"LOCK TABLES {table} WRITE")
@@ -136,11 +140,11 @@ def test_what_waits_for_a_locked_table_is_overdue(system: System, mariadb: Maria
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_within_a_minute_an_alert_names_the_topic(system: System, verdict: Verdict, tmp_path: Path) -> None:
+def test_within_a_minute_an_alert_names_the_topic(system: System, case: Case) -> None:
     need("prometheus")
-    line = verdict(41, "nobody starts what is due", "Prometheus with the rules and intervals of deploy/")
+    line = case.verdict(41, "nobody starts what is due", "Prometheus with the rules and intervals of deploy/")
     daemon = system.start(processes=2, env=ANY_ADDRESS, app="fault.apps.older:center")
-    with Prometheus(tmp_path / "prometheus", [address(daemon.told())], hurry=False) as prometheus:
+    with Prometheus(case.path / "prometheus", [address(daemon.told())], hurry=False) as prometheus:
         system.wait(
             lambda: prometheus.values('up{job="toc"}', "instance") == {address(daemon.told()): 1.0},
             "it collects",
@@ -175,3 +179,85 @@ def test_within_a_minute_an_alert_names_the_topic(system: System, verdict: Verdi
             system.start("host-b", processes=1)
         judged = line.judge(system, within=10)
         assert not judged.duplicates
+
+
+# Fault 51: members of two protocol versions are mixed: those that must be upgraded are named.
+
+
+def test_a_member_that_announces_a_lower_protocol_is_named_until_it_is_gone(
+    case: Case, zookeeper: ZooKeeper, zookeeper_root: str
+) -> None:
+    system = case.build(hosts=True)
+    system.start("new-host", processes=1)
+    workers = f"/toc/{zookeeper_root}/workers"
+    onlooker = secured.zookeeper_client(zookeeper)
+    onlooker.start()
+
+    def named() -> set[str]:
+        return {line.of for line in doctor.examine(system.center) if f"others have {PROTOCOL}" in line.what}
+
+    try:
+        (ours,) = system.wait(
+            lambda: onlooker.exists(workers) and onlooker.get_children(workers), "its worker registers", 20
+        )
+        announced = json.loads(onlooker.get(f"{workers}/{ours}")[0])
+        assert announced["protocol"] == PROTOCOL
+        assert not named()
+        older = announced | {"host": "old-host", "topics": [], "protocol": PROTOCOL - 1}
+        onlooker.create(f"{workers}/old-host-0", json.dumps(older).encode(), ephemeral=True)
+        system.wait(lambda: named() == {"old-host"}, "it is named", 20)
+        onlooker.delete(f"{workers}/old-host-0")
+        assert not named()
+    finally:
+        onlooker.stop()
+        onlooker.close()
+
+
+# Fault 58: a step up or down the ladder (the database alone, with an index, with ZooKeeper) under load.
+
+STAY_SECONDS = 1.0
+
+
+def test_up_and_down_the_ladder_nothing_is_lost_early_or_run_twice(
+    case: Case, zookeeper: ZooKeeper, zookeeper_root: str
+) -> None:
+    """Submits and cancels go on, also of an application that was started without an index and stays so."""
+    line = case.verdict(58, "steps up and down the ladder under load")
+    system = case.build(case.redis.url, topic_prepare_timeout=5)
+    alone = {"TOC_REDIS_URL": ""}
+    cluster = {"TOC_ZOOKEEPER": zookeeper.url, "TOC_CLUSTER": zookeeper_root}
+    steps: list[tuple[str, dict[str, str]]] = [
+        ("", {}), ("off", alone), ("on", {}), ("", cluster), ("off", alone), ("on", cluster), ("off", alone)
+    ]  # fmt: skip
+    refused = 0
+
+    def switch(to: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return forks.run(["index", to], env={**system.env, **env}, directory=system.directory)
+
+    with ExitStack() as stack:
+        stack.enter_context(Load(system.client, rate=40, ahead=(0.1, 4.0)))
+        for number, (to, env) in enumerate(steps):
+            if to:
+                done = switch(to, cluster if steps[number - 1][1] is cluster else {})
+                assert done.returncode == 0, done.stderr
+                wrong = forks.run(
+                    ["worker", "--app", "harness.app:center"],
+                    env={**system.env, **({} if to == "off" else alone)},
+                    directory=system.directory,
+                )
+                assert wrong.returncode == ConfigError.exit_code, wrong.stderr
+                refused += f"run `toc index {'on' if to == 'off' else 'off'}`" in wrong.stderr
+            daemon = system.start(f"host-{number}", processes=2, env=env)
+            if number == 1:
+                settings = system.settings.model_copy(update={"redis_url": None})
+                client = Client(stack.enter_context(TimeoutCenter(settings)), system.recorder)
+                stack.enter_context(Load(client, rate=20, ahead=(0.1, 4.0), first=2_000_000))
+            time.sleep(STAY_SECONDS)
+            if number < len(steps) - 1:
+                against = switch("on" if env is alone else "off", env if env is cluster else {})
+                assert f"alive on host-{number}: stop them" in against.stderr
+                with system.recorder.fault("other", note="no worker is there"):
+                    daemon.terminate()
+                    daemon.await_end()
+    line.prove(refused == 5, f"{len(steps) - 1} steps, {refused} daemons of the wrong rung refused")
+    line.judge(system, within=10, but="X")  # an index that is off does not follow

@@ -1,7 +1,5 @@
 """Fault 42: output that cannot be written, values that are none, on any command: a line, a code, no trace."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -18,7 +16,7 @@ from typing import Any
 import pytest
 import typer
 from cryptography.fernet import Fernet
-from fault.conftest import Verdict
+from fault.conftest import Case
 from fault.kit.commands import Commands, Ended
 from harness import forks
 from harness.forks import CLOSED, FULL, GONE
@@ -32,47 +30,34 @@ JOB_ID = "912510244313854036"
 WORDS = {
     name: words.split()
     for names, words in {
-        "submit": "order.close --biz-id 1 --delay 1h",
-        "get, dead show": JOB_ID,
-        "find": "--biz-id 1",
+        "submit": "order.close --biz-id 1 --delay 1h", "get, dead show": JOB_ID, "find": "--biz-id 1",
         "cancel": "--topic order.close --biz-id 5",
         "reschedule": "--topic order.close --biz-id 5 --delay 2h",
         "topic create": "order.remind --biz-type 8 --slots 1",
         "topic show, topic pause, topic resume": "order.close",
-        "topic alter": "order.close --retries 5",
-        "topic delete": "order.gone",
-        "topic sync": "--app none:center",
-        "template create": "shop.* --slots 1",
-        "template show, template delete": "shop.*",
-        "template alter": "shop.* --slots 2",
+        "topic alter": "order.close --retries 5", "topic delete": "order.gone",
+        "topic sync": "--app none:center", "template create": "shop.* --slots 1",
+        "template show, template delete": "shop.*", "template alter": "shop.* --slots 2",
         "schedule create": "report --topic order.close --every 1h",
         "schedule show, schedule pause, schedule resume, schedule trigger, schedule preview": "report",
         "schedule alter": "report --every 2h",
         "schedule backfill": "report --from 2026-01-01T00:00:00Z --to 2026-01-01T03:00:00Z",
-        "schedule delete": "report",
-        "target create": "shop --url https://shop.example/hook",
+        "schedule delete": "report", "target create": "shop --url https://shop.example/hook",
         "target alter": "shop --timeout 5",
         "target show, target rotate, target test, target pause, target resume, target delete": "shop",
-        "token create": "shop --role produce --topic order.*",
-        "token revoke": "shop",
-        "top": "--once --interval 0.1",
-        "drain": "h1 --absent",
-        "undrain, unweight": "h1",
-        "pin": "order.close_1 h1 --absent",
-        "unpin": "order.close_1",
-        "weight": "h1 2 --absent",
+        "token create": "shop --role produce --topic order.*", "token revoke": "shop",
+        "top": "--once --interval 0.1", "drain": "h1 --absent", "undrain, unweight": "h1",
+        "pin": "order.close_1 h1 --absent", "unpin": "order.close_1", "weight": "h1 2 --absent",
         "import youzan, import lmstfy": "--redis redis://127.0.0.1:1 --dry-run",
         "dead redrive": "--topic order.close --all",
         "bulk show, bulk tasks, bulk stop, bulk resume": "3f9c0a11b2c4",
         "dead purge": "--topic order.close --all --yes",
         # These start servers and go on; what they print is tested apart.
-        "demo": "--count 0",
-        "dev": "--directory /dev/null",
-        "worker": "--app none:center",
+        "demo": "--count 0", "dev": "--directory /dev/null", "worker": "--app none:center",
         "gateway": "--host nowhere",
     }.items()
     for name in names.split(", ")
-}
+}  # fmt: skip
 """What a command needs to do something. One that is not here is run without arguments."""
 
 
@@ -105,10 +90,8 @@ def toc(tmp_path: Path, clean_redis: RedisServer, zookeeper: ZooKeeper, zookeepe
     return made
 
 
-def test_every_command_with_a_full_stdout_ends_in_one_line_and_a_code(
-    toc: Commands, verdict: Verdict
-) -> None:
-    line = verdict(42, "output that cannot be written", "every command, /dev/full")
+def test_every_command_with_a_full_stdout_ends_in_a_line_and_a_code(toc: Commands, case: Case) -> None:
+    line = case.verdict(42, "output that cannot be written", "every command, /dev/full")
     lines = [
         [*name.split(), *WORDS.get(name, []), *(["--json"] if name in JSON else [])] for name in COMMANDS
     ]
@@ -135,8 +118,8 @@ def test_every_command_with_a_full_stdout_ends_in_one_line_and_a_code(
 
 
 @pytest.mark.slow
-def test_a_stream_that_fails_changes_no_other_and_no_code(toc: Commands, verdict: Verdict) -> None:
-    line = verdict(42, "output that cannot be written", "each stream full, closed, without a reader")
+def test_a_stream_that_fails_changes_no_other_and_no_code(toc: Commands, case: Case) -> None:
+    line = case.verdict(42, "output that cannot be written", "each stream full, closed, without a reader")
     lines = [
         ["topic", "list"],  # prints a table
         ["topic", "list", "--json"],
@@ -158,11 +141,11 @@ def test_a_stream_that_fails_changes_no_other_and_no_code(toc: Commands, verdict
     line.prove(True, f"{9 * len(lines)} commands")
 
 
-def test_toc_dev_ends_when_it_cannot_say_where_its_settings_are(tmp_path: Path, verdict: Verdict) -> None:
-    line = verdict(42, "output that cannot be written", "toc dev, as a process")
-    said = tmp_path / "said"
+def test_toc_dev_ends_when_it_cannot_say_where_its_settings_are(case: Case) -> None:
+    line = case.verdict(42, "output that cannot be written", "toc dev, as a process")
+    said = case.path / "said"
     said.touch()
-    words = ["dev", "--directory", str(tmp_path / "dev")]
+    words = ["dev", "--directory", str(case.path / "dev")]
     ended = forks.start(words, env=os.environ, streams={"stdout": FULL, "stderr": str(said)})
     try:
         code = ended.wait(60)
@@ -174,13 +157,13 @@ def test_toc_dev_ends_when_it_cannot_say_where_its_settings_are(tmp_path: Path, 
     line.prove("Traceback" not in said.read_text(), said.read_text().splitlines()[-1])
 
 
-def test_letters_that_the_output_has_not_are_written_otherwise(tmp_path: Path, verdict: Verdict) -> None:
-    line = verdict(42, "output that cannot be written", "letters that its encoding lacks")
+def test_letters_that_the_output_has_not_are_written_otherwise(case: Case) -> None:
+    line = case.verdict(42, "output that cannot be written", "letters that its encoding lacks")
     env = {**os.environ, "TOC_HOST": "caf\u00e9\U0001f600", "PYTHONIOENCODING": "ascii", "COLUMNS": "200"}
     for more in ([], ["--json"]):
         ended = subprocess.run(
             [sys.executable, "-m", "toc", "config", "show", *more],
-            env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+            env=env, cwd=case.path, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         assert (ended.returncode, ended.stderr) == (0, "")
         assert "caf" in ended.stdout
@@ -199,8 +182,8 @@ NO_DIRECTORIES = ["/dev/null", "/dev/null/x", "/proc/x", "\udcff", "x" * 5000, "
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_no_value_of_any_option_or_argument_shows_a_trace(toc: Commands, verdict: Verdict) -> None:
-    line = verdict(42, "values that are none", "every option and argument of every command")
+def test_no_value_of_any_option_or_argument_shows_a_trace(toc: Commands, case: Case) -> None:
+    line = case.verdict(42, "values that are none", "every option and argument of every command")
     lines = [
         words
         for name, command in COMMANDS.items()
@@ -236,18 +219,16 @@ def _in_one_line(ended: Ended) -> bool:
     return ended.err.startswith("error: ") and ended.err.count("\n") == 1 and len(ended.err) < 1500
 
 
-def test_what_is_no_value_is_named_in_one_line_and_nothing_is_written(
-    toc: Commands, tmp_path: Path, clean_redis: RedisServer, verdict: Verdict
-) -> None:
-    line = verdict(42, "values that are none", "numbers, ages, directories, addresses, hosts")
+def test_what_is_no_value_is_named_in_one_line_and_nothing_is_written(toc: Commands, case: Case) -> None:
+    line = case.verdict(42, "values that are none", "numbers, ages, directories, addresses, hosts")
 
     def written() -> list[object]:
-        with sqlite3.connect(tmp_path / "toc.db") as database:
+        with sqlite3.connect(case.path / "toc.db") as database:
             rows = [
                 row for row in database.iterdump() if "timeout_audit" not in row
             ]  # an intent, and its end
-        files = sorted(path.name for path in (tmp_path / "run").iterdir() if path.suffix not in OUTPUTS)
-        return [rows, clean_redis.call("KEYS", "*"), toc("intents", "--json").out, files]
+        files = sorted(path.name for path in (case.path / "run").iterdir() if path.suffix not in OUTPUTS)
+        return [rows, case.redis.call("KEYS", "*"), toc("intents", "--json").out, files]
 
     before = written()
     found = toc.all([shlex.split(words) for words in COMMANDS_REFUSED])
@@ -278,11 +259,11 @@ FILES = [
 ]
 
 
-def test_a_setting_that_is_none_is_named(toc: Commands, tmp_path: Path, verdict: Verdict) -> None:
-    line = verdict(42, "values that are none", "settings, and the file of settings")
+def test_a_setting_that_is_none_is_named(toc: Commands, case: Case) -> None:
+    line = case.verdict(42, "values that are none", "settings, and the file of settings")
     given = list(SETTINGS)
     for number, (text, says) in enumerate(FILES):
-        file = tmp_path / f"{number}.toml"
+        file = case.path / f"{number}.toml"
         file.write_bytes(text)
         given.append(("TOC_CONFIG", str(file), says))
     for setting, value, says in given:
@@ -294,9 +275,9 @@ def test_a_setting_that_is_none_is_named(toc: Commands, tmp_path: Path, verdict:
 
 
 def test_a_host_that_the_cluster_does_not_have_is_refused_by_name_unless_it_is_meant(
-    toc: Commands, verdict: Verdict
+    toc: Commands, case: Case
 ) -> None:
-    line = verdict(42, "values that are none", "hosts and workers that are not there")
+    line = case.verdict(42, "values that are none", "hosts and workers that are not there")
     wishes = (["drain", "h9"], ["weight", "h9", "2"], ["pin", "order.close_1", "h9"])
     no = "error: 'h9' has no worker now; hosts with workers: none; add --absent if it will come later\n"
     assert [(each.code, each.out, each.err) for each in toc.all(wishes)] == [(1, "", no)] * 3
@@ -325,13 +306,11 @@ class _Daemon(BaseHTTPRequestHandler):
         pass
 
 
-def test_toc_top_says_which_daemon_is_silent_and_asks_no_proxy(
-    toc: Commands, clean_redis: RedisServer, verdict: Verdict
-) -> None:
-    line = verdict(42, "a daemon that does not answer", "toc top")
+def test_toc_top_says_which_daemon_is_silent_and_asks_no_proxy(toc: Commands, case: Case) -> None:
+    line = case.verdict(42, "a daemon that does not answer", "toc top")
     proxies = {name: f"http://127.0.0.1:{free_port()}" for name in ("http_proxy", "HTTP_PROXY", "all_proxy")}
     silent = f"127.0.0.1:{free_port()}"
-    other = f"127.0.0.1:{clean_redis.port}"  # it answers, but not like a daemon
+    other = f"127.0.0.1:{case.redis.port}"  # it answers, but not like a daemon
     with HTTPServer(("127.0.0.1", 0), _Daemon) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from cryptography.fernet import Fernet
-from fault.conftest import Verdict
+from fault.conftest import Case
 from fault.kit.table import Line
 from harness import orders
 from harness.gateway import Gateway
@@ -57,23 +57,21 @@ def system(hosts_with: NewSystem, shop: Shop) -> System:
     return hosts_with(secret_key=[Fernet.generate_key().decode()], webhook_allow=allow)
 
 
-def test_made_up_orders_come_out_right_through_every_door(
-    system: System, shop: Shop, verdict: Verdict
-) -> None:
+def test_made_up_orders_come_out_right_through_every_door(system: System, shop: Shop, case: Case) -> None:
     plan = orders.plan(orders.synthetic_orders(40, 11), 4.0, late_margin=LATE_MARGIN)
-    line = verdict(43, "orders through every door, a gateway and a worker killed")
+    line = case.verdict(43, "orders through every door, a gateway and a worker killed")
     replay(system, shop, plan, line, *DOORS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_every_real_order_comes_out_as_the_file_says_through(
-    system: System, shop: Shop, door: str, verdict: Verdict
+    system: System, shop: Shop, door: str, case: Case
 ) -> None:
     if not REAL_ORDERS.exists():
         pytest.skip(f"there are no real orders at {REAL_ORDERS}")
     plan = orders.plan(orders.read_orders(REAL_ORDERS), 1.0, late_margin=LATE_MARGIN)
-    replay(system, shop, plan, verdict(43, "real orders, a gateway and a worker killed", door), door)
+    replay(system, shop, plan, case.verdict(43, "real orders, a gateway and a worker killed", door), door)
 
 
 def replay(system: System, shop: Shop, plan: orders.Plan, line: Line, *doors: str) -> None:

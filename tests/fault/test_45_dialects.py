@@ -1,7 +1,5 @@
 """Faults 43 to 45 at the dialects, by plain clients: gateways die, clients leave, jobs are finished late."""
 
-from __future__ import annotations
-
 import select
 import socket
 import time
@@ -9,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from fault.conftest import Build, Verdict
+from fault.conftest import Case
 from harness import dialect as plain
 from harness import order_clients
 from harness.dialect import arrived, send
@@ -32,9 +30,9 @@ OPTIONS = [
 
 
 @pytest.fixture
-def system(build: Build) -> System:
+def system(case: Case) -> System:
     """Gateways and nobody else."""
-    return build(hosts=True, slots=1)
+    return case.build(hosts=True, slots=1)
 
 
 @pytest.fixture(autouse=True)
@@ -92,9 +90,9 @@ def rows(system: System) -> list[Row]:
 
 
 def test_who_left_a_long_hold_is_handed_nothing(
-    system: System, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+    system: System, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = verdict(44, "clients leave a hold of 178 s")
+    line = case.verdict(44, "clients leave a hold of 178 s")
     with gateways(system) as (gateway,):
         for dialect in ("youzan", "lmstfy"):
             client = client_of(gateway, dialect, monkeypatch)
@@ -126,9 +124,9 @@ def _hold(gateway: Gateway, dialect: str) -> socket.socket:
 
 
 def test_a_job_comes_again_at_the_end_of_its_ttr_and_never_before(
-    system: System, verdict: Verdict, monkeypatch: pytest.MonkeyPatch
+    system: System, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = verdict(45, "a job comes again at the end of its ttr")
+    line = case.verdict(45, "a job comes again at the end of its ttr")
     with gateways(system) as (gateway,):
         client = client_of(gateway, "youzan", monkeypatch)
         client.push(0, TOPIC, time.time() + 1, "body")
@@ -148,9 +146,11 @@ def test_a_job_comes_again_at_the_end_of_its_ttr_and_never_before(
     ["youzan", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lmstfy", "redis-delayed"))],
 )
 def test_late_and_repeated_ends_end_each_job_once(
-    system: System, verdict: Verdict, monkeypatch: pytest.MonkeyPatch, dialect: str
+    system: System, case: Case, monkeypatch: pytest.MonkeyPatch, dialect: str
 ) -> None:
-    line = verdict(45, "jobs are finished late, twice, by another gateway, after a push or a delete", dialect)
+    line = case.verdict(
+        45, "jobs are finished late, twice, by another gateway, after a push or a delete", dialect
+    )
     with gateways(system, 2) as (here, there):
         client, other = client_of(here, dialect, monkeypatch), client_of(there, dialect, monkeypatch)
 

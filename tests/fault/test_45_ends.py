@@ -1,7 +1,5 @@
 """Fault 45: acks, nacks, extends, cancels and new deadlines meet at the end of ttr: no version ends twice."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time
@@ -11,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from fault.conftest import Build, Verdict
+from fault.conftest import Case
 from fault.kit.doors import PULLED, Clients, create_pulled
 from harness.gateway import Gateway, Reply
 from harness.system import System
@@ -25,16 +23,16 @@ MORE: dict[str, dict[str, Any]] = {"extend": {"ttr": 3}, "dead": {"dead": True}}
 
 
 @pytest.fixture
-def system(build: Build) -> System:
+def system(case: Case) -> System:
     """Gateways and nobody else."""
-    one = build(hosts=True, slots=1)
+    one = case.build(hosts=True, slots=1)
     create_pulled(one)
     return one
 
 
 @pytest.mark.slow
-def test_whatever_meets_at_the_end_of_ttr_each_version_ends_once(system: System, verdict: Verdict) -> None:
-    line = verdict(45, "answers, cancels and new deadlines race at the end of ttr", "two gateways")
+def test_whatever_meets_at_the_end_of_ttr_each_version_ends_once(system: System, case: Case) -> None:
+    line = case.verdict(45, "answers, cancels and new deadlines race at the end of ttr", "two gateways")
     here = Gateway(system)
     there = Gateway(system, host="away", beside=here)
     clients = Clients([here, there], system.recorder)
@@ -50,15 +48,11 @@ def test_whatever_meets_at_the_end_of_ttr_each_version_ends_once(system: System,
             ["ack", "ack twice", "nack", "extend", "cancel", "reschedule", "replace", "ack and dead"]
         )
         acts = {
-            "ack": ["ack"],
-            "ack twice": ["ack", "ack"],
-            "nack": ["nack", "ack"],
-            "extend": ["extend", "ack"],
-            "cancel": ["cancel", "ack"],
-            "reschedule": ["reschedule", "ack"],
-            "replace": ["replace", "ack"],
+            "ack": ["ack"], "ack twice": ["ack", "ack"], "nack": ["nack", "ack"],
+            "extend": ["extend", "ack"], "cancel": ["cancel", "ack"],
+            "reschedule": ["reschedule", "ack"], "replace": ["replace", "ack"],
             "ack and dead": ["dead", "ack"],
-        }[how]
+        }[how]  # fmt: skip
 
         def act(turn: int, what: str) -> None:
             time.sleep(max(0.0, until + dice.uniform(-0.05, 0.05) - time.time()))

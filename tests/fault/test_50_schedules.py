@@ -1,7 +1,5 @@
 """Fault 50: whatever dies or hangs, each occurrence of a schedule is one task; the others are on time."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -16,18 +14,18 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from fault.conftest import Build, Verdict
+from fault.conftest import Case
 from fault.kit.compressed import NEW_YEAR, SECONDS_OF_YEAR
 from fault.kit.servers import ClockFile
 from fault.test_14_clocks import most_ahead
 from harness.cron_oracle import oracle
 from harness.patience import until
+from harness.rows import known
 from harness.system import Lateness, System
 
 from benchmarks.local import MariaDB, RedisServer
-from toc import TaskStatus, TimeoutCenter
+from toc import TaskStatus, TimeoutCenter, TocError
 from toc.model.clock import to_ms
-from toc.model.errors import TocError
 from toc.model.schedule import Definition
 from toc.model.schedule_state import new_state
 from toc.model.sharding import crc32
@@ -44,12 +42,10 @@ YEAR_TAKES = 45.0
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_year_of_schedules_in_ten_zones_with_processes_that_die(
-    build: Build, clean_redis: RedisServer, verdict: Verdict
-) -> None:
+def test_a_year_of_schedules_in_ten_zones_with_processes_that_die(case: Case) -> None:
     """Five processes, 200 ms apart, of which three are killed in a loop; Redis is flushed."""
-    line = verdict(50, "schedules over a year, members killed", f"a year in {YEAR_TAKES:.0f} s")
-    system = build()
+    line = case.verdict(50, "schedules over a year, members killed", f"a year in {YEAR_TAKES:.0f} s")
+    system = case.build()
     wanted: dict[str, list[int]] = {}
     for zone in ZONES:
         for number, expression in enumerate(EXPRESSIONS):
@@ -64,7 +60,7 @@ def test_a_year_of_schedules_in_ten_zones_with_processes_that_die(
         schedule(system, name, every=period, anchor=NEW_YEAR)
         count = SECONDS_OF_YEAR // int(period.total_seconds())
         wanted[name] = [to_ms(NEW_YEAR + period * number) for number in range(1, count + 1)]
-    kills, flushes = year(system, clean_redis)
+    kills, flushes = year(system, case.redis)
     ends = to_ms(NEW_YEAR) + SECONDS_OF_YEAR * 1000
     names = list(wanted)
     with TimeoutCenter(system.settings) as center:
@@ -76,9 +72,7 @@ def test_a_year_of_schedules_in_ten_zones_with_processes_that_die(
         twice = [nominal for nominal, count in Counter(made).items() if count > 1]
         assert not twice, f"{name}: {twice}"
         assert sorted(nominal for nominal in made if nominal <= ends) == expected, name
-        seen = stored[name]
-        assert seen is not None
-        state = seen.state
+        state = known(stored[name]).state
         assert (state.fired, state.skipped, state.missed) == (len(made), 0, 0)
     total = sum(map(len, wanted.values()))
     line.tasks = total
@@ -177,12 +171,10 @@ def servers(tmp_path: Path) -> Iterator[tuple[MariaDB, MariaDB]]:
         second.resume()
 
 
-def test_a_server_that_hangs_stops_its_own_schedules_only(
-    servers: tuple[MariaDB, MariaDB], build: Build, clean_redis: RedisServer, verdict: Verdict
-) -> None:
+def test_a_server_that_hangs_stops_its_own_schedules(servers: tuple[MariaDB, MariaDB], case: Case) -> None:
     """Five processes of daemons, of which three are killed; Redis is flushed; a server hangs, then dies."""
-    line = verdict(50, "schedules, a MySQL server hangs over three occurrences, and is killed")
-    system = build(database_urls=[server.url for server in servers], topic_prepare_timeout=5)
+    line = case.verdict(50, "schedules, a MySQL server hangs over three occurrences, and is killed")
+    system = case.build(database_urls=[server.url for server in servers], topic_prepare_timeout=5)
     daemons = [system.start("host-a", processes=3), system.start("host-b", processes=2)]
     names = [f"each-second-{number}" for number in range(16)]
     sick = {name for name in names if system.center.store.tables_of_server()[1].count(crc32(name) % 8)}
@@ -196,7 +188,7 @@ def test_a_server_that_hangs_stops_its_own_schedules_only(
             kills += 1
             time.sleep(0.3)
         system.wait(lambda: len(daemons[0].workers()) == 3, "they are replaced", 30)
-    clean_redis.call("FLUSHALL")
+    case.redis.call("FLUSHALL")
     before = time.time()
     servers[1].pause()
     time.sleep(5)
@@ -227,13 +219,11 @@ def test_a_server_that_hangs_stops_its_own_schedules_only(
 
 
 @pytest.mark.slow
-def test_a_host_whose_clock_is_an_hour_ahead_decides_nothing_before_its_time(
-    build: Build, verdict: Verdict, tmp_path: Path
-) -> None:
+def test_a_host_whose_clock_is_an_hour_ahead_decides_nothing_before_its_time(case: Case) -> None:
     """Else it would take what is yet to come for what was missed, and skip it for good."""
-    line = verdict(50, "schedules, a host's clock is an hour ahead", "for 3 s")
-    clock = ClockFile(tmp_path / "clock")
-    system = build()
+    line = case.verdict(50, "schedules, a host's clock is an hour ahead", "for 3 s")
+    clock = ClockFile(case.path / "clock")
+    system = case.build()
     daemon = system.start(env=clock.python_env)
     overlaps = {"beside": "allow", "alone": "skip"}
     for name, overlap in overlaps.items():

@@ -3,8 +3,6 @@
 ``WHY_LATE_TASKS`` is how many late tasks of each are judged; the table of the run is printed at its end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -12,25 +10,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fault.conftest import Build
-from fault.kit.proxy import Proxy, through
+from fault.conftest import Case
+from fault.kit.proxy import through
 from fault.kit.servers import ClockFile
 from harness.hooked import Hooked
 from harness.programs import missing
 from harness.receiver import Receiver, Reply
 from harness.system import System
 
-from benchmarks.local import MariaDB, RedisServer
-from toc import NewTask, Topic
+from toc import NewTask, TaskStatus, Topic
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.lateness import LATE_MS, Cause
-from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, TopicType
 from toc.operate.late import why
 from toc.operate.operation import Doing
@@ -55,22 +49,12 @@ def confusion() -> Iterator[None]:
         print(f"{injected:<24}" + "".join(f"{counts[cause] or '.':>{width}}" for cause in told))
 
 
-@dataclass
-class Scene:
-    """What a cause is injected into."""
-
-    build: Build
-    relay: Callable[..., Proxy]
-    mariadb: MariaDB
-    redis: RedisServer
-    directory: Path
-
-    def system(self, *, threads: int = 4, start: bool = True, env: Any = None, **settings: Any) -> System:
-        """A system with one process."""
-        system = self.build(**settings)
-        if start:
-            system.start(processes=1, threads=threads, env=env)
-        return system
+def begin(case: Case, *, threads: int = 4, start: bool = True, env: Any = None, **settings: Any) -> System:
+    """A system with one process."""
+    system = case.build(**settings)
+    if start:
+        system.start(processes=1, threads=threads, env=env)
+    return system
 
 
 def submit(
@@ -94,8 +78,8 @@ def run(system: System, job_ids: Collection[int]) -> list[int]:
     return list(job_ids)
 
 
-def paused(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system()
+def paused(case: Case) -> tuple[System, list[int]]:
+    system = begin(case)
     operate(system, pause)
     time.sleep(NOTICED_SECONDS)
     job_ids = submit(system, TASKS, ahead=0.2)
@@ -104,38 +88,38 @@ def paused(scene: Scene) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def backlog(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system(threads=2)
+def backlog(case: Case) -> tuple[System, list[int]]:
+    system = begin(case, threads=2)
     return system, run(system, submit(system, 3 * TASKS + 200, spread=0, sleep=0.02))
 
 
-def concurrency(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system(topic_concurrency=2)
+def concurrency(case: Case) -> tuple[System, list[int]]:
+    system = begin(case, topic_concurrency=2)
     return system, run(system, submit(system, TASKS + 10, spread=0, sleep=0.2))
 
 
-def concurrency_of_coroutines(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system(topic_concurrency=2)
+def concurrency_of_coroutines(case: Case) -> tuple[System, list[int]]:
+    system = begin(case, topic_concurrency=2)
     return system, run(system, submit(system, TASKS + 10, ASYNC, spread=0, sleep=0.2))
 
 
-def threads(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system(threads=4)
+def threads(case: Case) -> tuple[System, list[int]]:
+    system = begin(case, threads=4)
     return system, run(system, submit(system, TASKS + 20, spread=0, sleep=0.3))
 
 
-def no_owner(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system(start=False)
+def no_owner(case: Case) -> tuple[System, list[int]]:
+    system = begin(case, start=False)
     job_ids = submit(system, TASKS)
     time.sleep(4)
     system.start(processes=1)
     return system, run(system, job_ids)
 
 
-def redis(scene: Scene) -> tuple[System, list[int]]:
+def redis(case: Case) -> tuple[System, list[int]]:
     """Tasks that a consumer waits for: those of a worker are late by less than a second."""
-    gate = scene.relay(scene.redis.port)
-    system = scene.system(redis_url=f"redis://127.0.0.1:{gate.port}/0")
+    gate = case.relay(case.redis.port)
+    system = begin(case, redis_url=f"redis://127.0.0.1:{gate.port}/0")
     system.center.store.topics.create(Topic(PULLED, 9, 4, delivery=Delivery.PULL))
     system.center.catalog.refresh()
     job_ids: list[int] = []
@@ -163,10 +147,10 @@ def redis(scene: Scene) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def database(scene: Scene) -> tuple[System, list[int]]:
-    gate = scene.relay(scene.mariadb.port)
-    system = scene.system(start=False)
-    system.start(processes=1, env={"TOC_DATABASE_URLS": through(gate, scene.mariadb.url)})
+def database(case: Case) -> tuple[System, list[int]]:
+    gate = case.relay(case.mariadb.port)
+    system = begin(case, start=False)
+    system.start(processes=1, env={"TOC_DATABASE_URLS": through(gate, case.mariadb.url)})
     job_ids = submit(system, TASKS, ahead=1.5)
     time.sleep(1.2)
     gate.stall()
@@ -175,10 +159,10 @@ def database(scene: Scene) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def database_slow(scene: Scene) -> tuple[System, list[int]]:
-    gate = scene.relay(scene.mariadb.port)
-    system = scene.system(start=False)
-    system.start(processes=1, env={"TOC_DATABASE_URLS": through(gate, scene.mariadb.url)})
+def database_slow(case: Case) -> tuple[System, list[int]]:
+    gate = case.relay(case.mariadb.port)
+    system = begin(case, start=False)
+    system.start(processes=1, env={"TOC_DATABASE_URLS": through(gate, case.mariadb.url)})
     job_ids = submit(system, TASKS, ahead=1.5)
     gate.delay(0.7)
     run(system, job_ids)
@@ -186,13 +170,13 @@ def database_slow(scene: Scene) -> tuple[System, list[int]]:
     return system, job_ids
 
 
-def backoff(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system()
+def backoff(case: Case) -> tuple[System, list[int]]:
+    system = begin(case)
     return system, run(system, submit(system, TASKS, fail=1, retry_after=2))
 
 
-def resume_rate(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system()
+def resume_rate(case: Case) -> tuple[System, list[int]]:
+    system = begin(case)
     operate(system, pause)
     time.sleep(NOTICED_SECONDS)
     count = 2 * TASKS + 40
@@ -204,50 +188,50 @@ def resume_rate(scene: Scene) -> tuple[System, list[int]]:
     return system, sorted(job_ids, key=lambda job_id: rows[job_id].next_time)[count // 2 :]
 
 
-def clock_of(scene: Scene) -> ClockFile:
-    clock = ClockFile(scene.directory / "clock")
+def clock_of(case: Case) -> ClockFile:
+    clock = ClockFile(case.path / "clock")
     if clock.missing:
         missing(clock.missing)
     return clock
 
 
-def clock_behind(scene: Scene) -> tuple[System, list[int]]:
-    clock = clock_of(scene)
+def clock_behind(case: Case) -> tuple[System, list[int]]:
+    clock = clock_of(case)
     clock.shift(-3)
-    system = scene.system(env=clock.python_env)
+    system = begin(case, env=clock.python_env)
     return system, run(system, submit(system, TASKS))
 
 
-def clock_ahead(scene: Scene) -> tuple[System, list[int]]:
-    clock = clock_of(scene)
+def clock_ahead(case: Case) -> tuple[System, list[int]]:
+    clock = clock_of(case)
     clock.shift(3)
-    system = scene.system(env=clock.python_env)
+    system = begin(case, env=clock.python_env)
     return system, run(system, submit(system, TASKS, ahead=4.0))
 
 
-def clock_set_forward(scene: Scene) -> tuple[System, list[int]]:
-    clock = clock_of(scene)
-    system = scene.system(env=clock.python_env, index=False)
+def clock_set_forward(case: Case) -> tuple[System, list[int]]:
+    clock = clock_of(case)
+    system = begin(case, env=clock.python_env, index=False)
     job_ids = submit(system, TASKS, ahead=5.0)
     clock.shift(10)
     return system, run(system, job_ids)
 
 
-def worker_killed(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system()
+def worker_killed(case: Case) -> tuple[System, list[int]]:
+    system = begin(case)
     job_ids = submit(system, TASKS, ASYNC, sleep=4)
     time.sleep(3)
     os.kill(system.daemons[0].workers()[0], signal.SIGKILL)
     return system, run(system, job_ids)
 
 
-def stored_late(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system(topic_topic_type=TopicType.INSTANT)
+def stored_late(case: Case) -> tuple[System, list[int]]:
+    system = begin(case, topic_topic_type=TopicType.INSTANT)
     return system, run(system, submit(system, TASKS, ahead=-4.0))
 
 
-def halted(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system()
+def halted(case: Case) -> tuple[System, list[int]]:
+    system = begin(case)
     job_ids = submit(system, TASKS)
     pid = system.daemons[0].workers()[0]
     os.kill(pid, signal.SIGSTOP)
@@ -256,8 +240,8 @@ def halted(scene: Scene) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def paused_then_backlog(scene: Scene) -> tuple[System, list[int]]:
-    system = scene.system(threads=2)
+def paused_then_backlog(case: Case) -> tuple[System, list[int]]:
+    system = begin(case, threads=2)
     operate(system, pause)
     time.sleep(NOTICED_SECONDS)
     job_ids = submit(system, 3 * TASKS + 200, ahead=0.2, spread=0.1, sleep=0.02)
@@ -266,9 +250,9 @@ def paused_then_backlog(scene: Scene) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def pulled(scene: Scene, pause: float, busy: float) -> tuple[System, list[int]]:
+def pulled(case: Case, pause: float, busy: float) -> tuple[System, list[int]]:
     """Tasks of a pulled topic: nobody asks for so long, then one consumer that takes so long for each."""
-    system = scene.system()
+    system = begin(case)
     system.center.store.topics.create(Topic(PULLED, 9, 4, delivery=Delivery.PULL))
     system.center.catalog.refresh()
 
@@ -288,17 +272,17 @@ def pulled(scene: Scene, pause: float, busy: float) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def no_consumer(scene: Scene) -> tuple[System, list[int]]:
-    return pulled(scene, pause=4.0, busy=0.0)
+def no_consumer(case: Case) -> tuple[System, list[int]]:
+    return pulled(case, pause=4.0, busy=0.0)
 
 
-def slow_consumer(scene: Scene) -> tuple[System, list[int]]:
-    return pulled(scene, pause=0.1, busy=0.1)
+def slow_consumer(case: Case) -> tuple[System, list[int]]:
+    return pulled(case, pause=0.1, busy=0.1)
 
 
-def ttr(scene: Scene) -> tuple[System, list[int]]:
+def ttr(case: Case) -> tuple[System, list[int]]:
     """Consumers that take tasks and do not answer; then one that does."""
-    system = scene.system()
+    system = begin(case)
     system.center.store.topics.create(Topic(PULLED, 9, 4, delivery=Delivery.PULL))
     system.center.catalog.refresh()
     job_ids: list[int] = []
@@ -317,10 +301,10 @@ def ttr(scene: Scene) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def hooked(scene: Scene, count: int, seconds: float, **limits: Any) -> tuple[System, list[int]]:
+def hooked(case: Case, count: int, seconds: float, **limits: Any) -> tuple[System, list[int]]:
     """Tasks for a target that is paused for so long, or limited."""
     with closing(Receiver(Reply())) as receiver:
-        system = scene.system(start=False)
+        system = begin(case, start=False)
         made = Hooked(system, receiver)
         with closing(made.center):
             made.center.targets.create("shop", receiver.url("/"), **limits)
@@ -334,50 +318,25 @@ def hooked(scene: Scene, count: int, seconds: float, **limits: Any) -> tuple[Sys
             return system, run(system, job_ids)
 
 
-def target_paused(scene: Scene) -> tuple[System, list[int]]:
-    return hooked(scene, TASKS, 4.0)
+def target_paused(case: Case) -> tuple[System, list[int]]:
+    return hooked(case, TASKS, 4.0)
 
 
-def target_limited(scene: Scene) -> tuple[System, list[int]]:
-    return hooked(scene, 2 * TASKS + 40, 0.0, rate=max(TASKS / 4, 10.0))
+def target_limited(case: Case) -> tuple[System, list[int]]:
+    return hooked(case, 2 * TASKS + 40, 0.0, rate=max(TASKS / 4, 10.0))
 
 
-Inject = Callable[[Scene], tuple[System, list[int]]]
+Inject = Callable[[Case], tuple[System, list[int]]]
 ALONE: Sequence[tuple[Inject, Cause]] = [
-    (paused, Cause.PAUSED),
-    (backlog, Cause.BACKLOG),
-    (concurrency, Cause.CONCURRENCY),
-    (concurrency_of_coroutines, Cause.CONCURRENCY),
-    (threads, Cause.THREADS),
-    (no_owner, Cause.NO_OWNER),
-    (redis, Cause.REDIS),
-    (database, Cause.DATABASE),
-    (database_slow, Cause.DATABASE),
-    (backoff, Cause.BACKOFF),
-    (resume_rate, Cause.RESUME_RATE),
-    (clock_behind, Cause.CLOCK),
-    (clock_ahead, Cause.CLOCK),
-    (clock_set_forward, Cause.CLOCK),
-    (worker_killed, Cause.WORKER_KILLED),
-    (stored_late, Cause.STORED_LATE),
-    (halted, Cause.HALTED),
-    (no_consumer, Cause.NO_CONSUMER),
-    (slow_consumer, Cause.BACKLOG),
-    (ttr, Cause.TTR),
-    (target_paused, Cause.TARGET),
-    (target_limited, Cause.TARGET),
-]
-
-
-@pytest.fixture
-def scene(
-    build: Build,
-    relay: Callable[..., Proxy],
-    mariadb: MariaDB,
-    clean_redis: RedisServer,
-    tmp_path: Path,
-) -> Scene:
-    return Scene(build, relay, mariadb, clean_redis, tmp_path)
+    (paused, Cause.PAUSED), (backlog, Cause.BACKLOG), (concurrency, Cause.CONCURRENCY),
+    (concurrency_of_coroutines, Cause.CONCURRENCY), (threads, Cause.THREADS),
+    (no_owner, Cause.NO_OWNER), (redis, Cause.REDIS), (database, Cause.DATABASE),
+    (database_slow, Cause.DATABASE), (backoff, Cause.BACKOFF), (resume_rate, Cause.RESUME_RATE),
+    (clock_behind, Cause.CLOCK), (clock_ahead, Cause.CLOCK), (clock_set_forward, Cause.CLOCK),
+    (worker_killed, Cause.WORKER_KILLED), (stored_late, Cause.STORED_LATE), (halted, Cause.HALTED),
+    (no_consumer, Cause.NO_CONSUMER), (slow_consumer, Cause.BACKLOG), (ttr, Cause.TTR),
+    (target_paused, Cause.TARGET), (target_limited, Cause.TARGET),
+]  # fmt: skip
 
 
 def told(system: System, job_ids: Collection[int]) -> list[dict[str, Any]]:
@@ -395,8 +354,8 @@ def told(system: System, job_ids: Collection[int]) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("inject", "cause"), ALONE, ids=[inject.__name__ for inject, _ in ALONE])
-def test_the_cause_of_late_tasks_is_told(scene: Scene, inject: Inject, cause: Cause) -> None:
-    system, job_ids = inject(scene)
+def test_the_cause_of_late_tasks_is_told(case: Case, inject: Inject, cause: Cause) -> None:
+    system, job_ids = inject(case)
     shown = told(system, job_ids)
     counts = _table[inject.__name__] = Counter(one["cause"] for one in shown)
     wrong = [one for one in shown if one["cause"] != cause]
@@ -407,8 +366,8 @@ def test_the_cause_of_late_tasks_is_told(scene: Scene, inject: Inject, cause: Ca
 
 
 @pytest.mark.slow
-def test_two_causes_are_both_named(scene: Scene) -> None:
-    system, job_ids = paused_then_backlog(scene)
+def test_two_causes_are_both_named(case: Case) -> None:
+    system, job_ids = paused_then_backlog(case)
     shown = told(system, job_ids)
     _table["paused_then_backlog"] = Counter(one["cause"] for one in shown)
     for one in shown:

@@ -3,8 +3,6 @@
 Every scenario befalls the right build and the broken ones alike; see tests/fault/broken.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -14,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault.conftest import Build
+from fault.conftest import Case
 from harness import forks
 from harness.checker import Verdict
 from harness.final import read_final
 from harness.history import Event
 from harness.patience import in_a_moment
+from harness.rows import known
 from harness.system import System
 
 from toc import CancelOutcome, TaskStatus
@@ -28,16 +27,14 @@ from toc.model.topic import Slot
 
 
 @pytest.fixture(params=["mariadb", pytest.param("sqlite", marks=pytest.mark.slow)])
-def builds(
-    request: pytest.FixtureRequest, build: Build, database_prefix: str, tmp_path: Path
-) -> dict[str, System]:
+def builds(request: pytest.FixtureRequest, case: Case) -> dict[str, System]:
     """The right build and three broken ones, each with a namespace and a table of its own on one Redis."""
     systems: dict[str, System] = {}
     for name in ("right", "row_check_skipped", "held_ids_forgotten", "cancel_blind"):
-        sqlite: dict[str, Any] = {"database_urls": [f"sqlite:///{tmp_path}/{name}.db"]}
-        systems[name] = build(
+        sqlite: dict[str, Any] = {"database_urls": [f"sqlite:///{case.path}/{name}.db"]}
+        systems[name] = case.build(
             **(sqlite if request.param == "sqlite" else {}),
-            database_prefix=f"{database_prefix}{len(systems)}_",
+            database_prefix=f"{case.prefix}{len(systems)}_",
             databases=1,
             namespace=name,
             topic_prepare_timeout=3,
@@ -145,9 +142,9 @@ def _blind(builds: dict[str, System], job_id: int) -> CancelOutcome:
     [("kit.producer", ""), ("broken.indexed_first", "O"), ("broken.acknowledged_first", "L")],
 )
 def test_an_sdk_that_writes_in_another_order_is_seen_when_it_dies_in_between(
-    build: Build, module: str, breaks: str
+    case: Case, module: str, breaks: str
 ) -> None:
-    system = build()
+    system = case.build()
     done = forks.run(
         [],
         module=f"fault.{module}",
@@ -166,15 +163,15 @@ def test_an_sdk_that_writes_in_another_order_is_seen_when_it_dies_in_between(
 
 @pytest.mark.slow
 def test_a_paused_host_that_fails_its_tries_late_is_harmless_only_behind_the_fences(
-    build: Build, zookeeper_root: str, database_prefix: str
+    case: Case, zookeeper_root: str
 ) -> None:
     systems: dict[str, System] = {}
     for name in ("right", "fence_dropped", "failure_guard_dropped"):
-        systems[name] = system = build(
+        systems[name] = system = case.build(
             hosts=True,
             session_timeout=2,
             namespace=name,
-            database_prefix=f"{database_prefix}{len(systems)}_",
+            database_prefix=f"{case.prefix}{len(systems)}_",
             cluster=f"{zookeeper_root}-{name}",
             topic_prepare_timeout=3,
         )
@@ -228,11 +225,8 @@ def _all_pending(system: System) -> bool:
 
 
 def _slot(system: System, job_id: int) -> Slot:
-    row = system.center.store.get(job_id)
-    assert row is not None
-    topic = system.center.catalog.of_type(row.biz_type)
-    assert topic is not None
-    return topic.slot(row.slot_crc, row.slot_amount)
+    row = known(system.center.store.get(job_id))
+    return known(system.center.catalog.of_type(row.biz_type)).slot(row.slot_crc, row.slot_amount)
 
 
 def _forget(system: System, job_id: int) -> bool:

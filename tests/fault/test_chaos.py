@@ -1,7 +1,5 @@
 """The soak of random faults, and the page that it and the fault tests end on."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -4,8 +4,6 @@ The page says what to run and when to go on; the test runs it and waits for that
 are the test's to play: its hosts are daemons of this machine. In the end the checker judges every task.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import textwrap
@@ -84,14 +82,7 @@ def test_every_recipe_works_as_it_is_written(cluster: OperatedCluster) -> None:
             )
             assert re.search(r"^pending by slots +.* under ", run(count), re.MULTILINE)
 
-        with _recipe(new, "Find out why tasks are late") as (
-            slots,
-            show,
-            resume,
-            workers,
-            intents,
-            *rest,
-        ):
+        with _recipe(new, "Find out why tasks are late") as (slots, show, resume, workers, intents, *rest):
             undrain, doctor = rest
             with system.recorder.fault("other", note="paused"):
                 run(f"toc topic pause {TOPIC}")

@@ -7,8 +7,6 @@ interpreter from all other threads. ``sha`` is the hash of content type and body
 the task is dead.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import hashlib

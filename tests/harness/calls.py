@@ -3,8 +3,6 @@
 A task's attribute says how long its call takes (``sleep``, the longest of a batch).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import time

@@ -20,8 +20,6 @@ answered in time. Everything is judged by the machine's monotonic clock, except 
 leases: these are judged by the wall clock that the worker or consumer saw.
 """
 
-from __future__ import annotations
-
 from array import array
 from bisect import bisect_right
 from collections import Counter

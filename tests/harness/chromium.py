@@ -3,8 +3,6 @@
 While Playwright runs, its thread has a running event loop: no other test of the module may start one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -15,6 +13,7 @@ from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request,
 from harness.gateway import Gateway
 from harness.patience import until
 from harness.programs import need
+from harness.rows import known
 
 PHONE = ViewportSize(width=390, height=844)
 DESK = ViewportSize(width=1280, height=800)
@@ -109,9 +108,7 @@ class Visitor:
 
     def go(self, path: str) -> int:
         """Open a page of the console; returns its status."""
-        answer = self.page.goto(f"/console{path}")
-        assert answer is not None
-        return answer.status
+        return known(self.page.goto(f"/console{path}")).status
 
     def press(self, what: Locator) -> None:
         """Follow a link, or send a form, by the keyboard."""

@@ -1,7 +1,5 @@
 """Clocks in the hands of a test."""
 
-from __future__ import annotations
-
 from toc.model.clock import Clock
 
 

@@ -1,7 +1,5 @@
 """The console as a browser sees it, without running its scripts."""
 
-from __future__ import annotations
-
 import http.client
 import re
 from collections.abc import Iterator, Mapping

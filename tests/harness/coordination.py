@@ -1,7 +1,5 @@
 """Coordinators that are driven as the supervisor of a daemon does."""
 
-from __future__ import annotations
-
 from toc.coordination.coordinator import Coordinator
 from toc.model.topic import Slot
 

@@ -3,8 +3,6 @@
 It goes through all minutes of a range, so it shares nothing with ``toc.model.schedule``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A plain client of a dialect's port: whole requests out, whole answers in, as bytes."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """How everything stands at the end: every row of the real table, every entry of the real queues."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple

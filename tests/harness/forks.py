@@ -168,12 +168,7 @@ def start(
 
 
 def start_daemon(
-    words: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    log: Path,
-    output: str | None = None,
-    whole: bool = False,
+    words: Sequence[str], *, env: Mapping[str, str], log: Path, output: str | None = None, whole: bool = False
 ) -> Forked | subprocess.Popen[bytes]:
     """Start ``toc WORDS`` in a session of its own, with a new interpreter where the variables want one.
 

@@ -3,8 +3,6 @@
 The other way to have a system is ``harness.system``: daemons and their processes, as users run them.
 """
 
-from __future__ import annotations
-
 import selectors
 import socket
 import threading
@@ -18,6 +16,7 @@ import pytest
 
 from benchmarks.local import RedisServer
 from harness.patience import PATIENCE, until
+from harness.rows import known
 from harness.system import System
 from toc import Task, TaskStatus, TimeoutCenter
 from toc.model.clock import Clock
@@ -226,9 +225,7 @@ class Hands(WorkerAtRest):
 
     def held(self, job_id: int) -> Entry:
         """What it holds of the task."""
-        entry = self.inflight.get(job_id)
-        assert entry is not None
-        return entry
+        return known(self.inflight.get(job_id))
 
     def ask_for_leases(self) -> None:
         """Be at work for so long that what runs gets leases."""

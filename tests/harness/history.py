@@ -23,7 +23,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -32,6 +32,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 
 from sqlalchemy import Connection
 
+from harness.rows import known
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Task, TimeoutCenter
 from toc.model.clock import Duration, seconds_of, to_ms
 from toc.model.errors import InvalidInput, NotInFuture, PartialSubmit, StoreUnavailable, SubmitUnknown
@@ -232,24 +233,13 @@ class Client:
         biz_id: int | str,
         delay: Duration | None = None,
         action_time: datetime | None = None,
-        attribute: Mapping[str, Any] | None = None,
         **more: Any,
     ) -> int:
         """As TimeoutCenter.submit."""
         if action_time is None:
-            return _in_time(
-                lambda: self.submit(
-                    topic,
-                    biz_id=biz_id,
-                    action_time=_instant(delay),
-                    attribute=attribute,
-                    **more,
-                )
-            )
+            return _in_time(lambda: self.submit(topic, biz_id=biz_id, action_time=_instant(delay), **more))
         with self._recorded("submit", due=[to_ms(action_time)], biz=[biz_id]) as answer:
-            job_id = self.center.submit(
-                topic, biz_id=biz_id, action_time=action_time, attribute=attribute, **more
-            )
+            job_id = self.center.submit(topic, biz_id=biz_id, action_time=action_time, **more)
             answer["jobs"] = [job_id]
         return job_id
 
@@ -260,15 +250,7 @@ class Client:
 
     def _submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
         dated = [
-            NewTask(
-                task.topic,
-                task.biz_id,
-                action_time=task.action_time or _instant(task.delay),
-                attribute=task.attribute,
-                dedup_key=task.dedup_key,
-                slot_basis=task.slot_basis,
-            )
-            for task in tasks
+            task._replace(action_time=task.action_time or _instant(task.delay), delay=None) for task in tasks
         ]
         dues = [to_ms(task.action_time) for task in dated if task.action_time is not None]
         with self._recorded("submit", due=dues, biz=[task.biz_id for task in dated]) as answer:
@@ -309,8 +291,7 @@ class Client:
             rows = center.store.redrive(job_ids, center.clock.now_ms())
             answer["jobs"] = [row.job_id for row in rows]
         for row in rows:
-            topic = center.catalog.of_type(row.biz_type)
-            assert topic is not None
+            topic = known(center.catalog.of_type(row.biz_type))
             score = store_score(row.next_time, topic.retries, 0)
             center.queues.redrive({topic.slot(row.slot_crc, row.slot_amount): [(row.job_id, score)]})
         return [row.job_id for row in rows]

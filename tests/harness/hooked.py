@@ -1,7 +1,5 @@
 """A system that sends webhooks to receivers on loopback."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from cryptography.fernet import Fernet

@@ -1,7 +1,5 @@
 """Leases as tests ask for them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 from toc.model.task import TryRow

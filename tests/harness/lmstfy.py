@@ -1,7 +1,5 @@
 """A client of lmstfy's API that shows raw answers, on a gateway that speaks it."""
 
-from __future__ import annotations
-
 import base64
 import socket
 from collections import deque

@@ -5,8 +5,6 @@ There the bounds are what toc promises, and a few milliseconds. All processes of
 late, also one that does next to nothing: several times what that one loses is added.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What a process of toc shows at its metrics address."""
 
-from __future__ import annotations
-
 import json
 import re
 import urllib.request

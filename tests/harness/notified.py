@@ -7,8 +7,6 @@ harness.order_clients: ``started`` for each request before it is worked on, ``fi
 answered well. A request that is not signed as it should is ``refused``.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

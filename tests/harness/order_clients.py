@@ -10,8 +10,6 @@ in seconds. HISTORY gets one JSON line for each thing, on the disk before the pr
 ``finished`` of a consumer. The token of the native API is in TOC_TOKEN, lmstfy's in LMSTFY_TOKEN.
 """
 
-from __future__ import annotations
-
 import base64
 import heapq
 import http.client
@@ -322,13 +320,9 @@ class Lmstfy:
 
 
 DIALECTS: dict[str, type[Dialect]] = {
-    "native": Native,
-    "webhook": Hooks,
-    "youzan": Youzan,
-    "redis-delayed": RedisDelayed,
-    "delay-task": DelayTask,
-    "lmstfy": Lmstfy,
-}
+    "native": Native, "webhook": Hooks, "youzan": Youzan, "redis-delayed": RedisDelayed,
+    "delay-task": DelayTask, "lmstfy": Lmstfy,
+}  # fmt: skip
 
 
 def produce(dialect: str, plan_path: str, history: History, ports: list[int]) -> None:

@@ -4,8 +4,6 @@ The oracle: "close if unpaid" is cancelled by a payment within 30 minutes of the
 otherwise it fires. "Confirm receipt" fires for every order that was delivered.
 """
 
-from __future__ import annotations
-
 import csv
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Waiting for what must come about, on a machine that may stand still for seconds."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

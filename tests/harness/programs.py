@@ -1,7 +1,5 @@
 """Programs that tests run beside the servers."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from typing import NoReturn

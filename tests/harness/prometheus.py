@@ -1,7 +1,5 @@
 """A real Prometheus with the rules of deploy/."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import urllib.error

@@ -1,17 +1,11 @@
 """Pulls on an event loop that a test and its fixtures share."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from toc import TimeoutCenter
 from toc.pull.pulls import Pulls
-
-Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
-"""Runs the steps of a test on the loop."""
 
 
 @contextmanager

@@ -1,7 +1,5 @@
 """A receiver of webhooks on loopback that misbehaves as it is told, and remembers what it was sent."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import socket

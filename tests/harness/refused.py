@@ -5,8 +5,6 @@ One table for the SDK (tests/contract), the HTTP API (tests/integration/gateway)
 commands and calls that there are.
 """
 
-from __future__ import annotations
-
 from datetime import UTC, datetime, timedelta
 from typing import Any
 

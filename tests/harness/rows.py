@@ -1,13 +1,22 @@
 """Stores rows as the SDK does, and changes them as nobody else would."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from toc.model.task import Content, OnConflict, Request, Submission, TaskRow
 from toc.store.servers.server import Statement
 from toc.store.store import Store
 from toc.store.tasks.plan import Stored
+
+T = TypeVar("T")
+NewRow = Callable[..., TaskRow]
+"""Makes a row as the SDK does, with these values."""
+
+
+def known(found: T | None) -> T:
+    """What was asked for, which there is."""
+    assert found is not None
+    return found
 
 
 def put(

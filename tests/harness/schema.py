@@ -4,8 +4,6 @@ The migrations take a fifth of a second of a processor, and hundreds of tests wa
 about what migrations make; here they make the first system of each layout.
 """
 
-from __future__ import annotations
-
 from pymysql.err import Error
 
 from harness.secured import migrating

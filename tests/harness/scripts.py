@@ -1,7 +1,5 @@
 """The Lua scripts of the index as they are loaded, for tests that change what they say."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -143,15 +143,10 @@ class SecuredRedis(RedisServer):
     def _prepare(self) -> list[str | Path]:
         tls, given = Tls.shared(), self.config
         self.config = [
-            *given,
-            "port 0",
-            f"tls-port {self.port}",
-            f"tls-cert-file {tls.certificate}",
-            f"tls-key-file {tls.key}",
-            f"tls-ca-cert-file {tls.ca}",
-            "tls-auth-clients no",
+            *given, "port 0", f"tls-port {self.port}", f"tls-cert-file {tls.certificate}",
+            f"tls-key-file {tls.key}", f"tls-ca-cert-file {tls.ca}", "tls-auth-clients no",
             *acl_lines(),
-        ]
+        ]  # fmt: skip
         try:
             return super()._prepare()
         finally:

@@ -1,7 +1,5 @@
 """Whole hosts, as a machine ends them that loses its power."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

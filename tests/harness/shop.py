@@ -1,7 +1,5 @@
 """The application of a shop whose invoices cannot be sent: what the pictures of the console show."""
 
-from __future__ import annotations
-
 from toc import Task, TimeoutCenter
 
 center = TimeoutCenter()

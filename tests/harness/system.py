@@ -210,15 +210,18 @@ class System:
         An entry leaves its PrepareQueue in the moment after its row was written, and gets that moment.
         """
         until = time.monotonic() + 1.0
-        while self._prepared() and time.monotonic() < until:
+        while any(peek.prepared for peek in self.peeks()) and time.monotonic() < until:
             time.sleep(0.02)
         return check(self.history_directory, read_final(self.center), Limits(**limits))  # type: ignore[arg-type]
 
-    def _prepared(self) -> int:
-        """How many entries stand in PrepareQueues, of the slots that can be asked."""
-        slots = [slot for topic in self.center.store.topics.list() for slot in topic.slots()]
-        peeks = self.center.queues.peek(slots).values()
-        return sum(peek.prepared for peek in peeks if isinstance(peek, Peek))
+    def slots(self) -> list[Slot]:
+        """Those of all topics."""
+        return [slot for topic in self.center.store.topics.list() for slot in topic.slots()]
+
+    def peeks(self, topic: str | None = None) -> list[Peek]:
+        """What stands in the queues of all slots, or of a topic's, as far as they can be asked."""
+        slots = self.slots() if topic is None else self.center.catalog.get(topic).slots()
+        return [peek for peek in self.center.queues.peek(slots).values() if isinstance(peek, Peek)]
 
     def row(self, job_id: int) -> TaskRow:
         """The row of a task that there is."""
@@ -275,8 +278,7 @@ class System:
 
     def whole(self) -> bool:
         """Whether every slot is recorded as built on the server that serves it."""
-        slots = [slot for topic in self.center.store.topics.list() for slot in topic.slots()]
-        found = self.center.queues.generations(slots).values()
+        found = self.center.queues.generations(self.slots()).values()
         return all(isinstance(one, Generation) and one.recorded == one.serving for one in found)
 
     def logs(self) -> str:

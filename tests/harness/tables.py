@@ -1,7 +1,5 @@
 """The task tables as an administrator sees them: SQL on a connection of one's own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """An application with traces: its worker processes write them into TOC_TEST_SPANS when they end."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from datetime import timedelta

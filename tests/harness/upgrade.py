@@ -3,8 +3,6 @@
 python -m harness.upgrade URL DATABASES TABLES PREFIX
 """
 
-from __future__ import annotations
-
 import sys
 
 from toc.store.migrate import Migrator

@@ -4,8 +4,6 @@ A server is lost after its backup. With its binary log nothing is lost and nothi
 those tasks run again that ended after the backup, and no others.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import subprocess

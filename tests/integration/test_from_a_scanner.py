@@ -1,7 +1,5 @@
 """The page that replaces a scanner, step by step."""
 
-from __future__ import annotations
-
 import re
 import textwrap
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ It is built by hand, since that takes a base image: ``docker build -f deploy/Doc
 engine that has it (or what TOC_TEST_IMAGE names) these tests are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -72,9 +70,7 @@ def test_it_holds_toc_and_no_installer_and_nobody_may_write_there() -> None:
     print(f"{int(docker('image', 'inspect', '--format={{.Size}}', IMAGE)) / 1e6:.0f} MB")
 
 
-def test_a_worker_in_it_works_answers_its_probes_and_ends_in_good_order(
-    system: System, tmp_path: Path
-) -> None:
+def test_a_worker_in_it_works_answers_its_probes_and_ends_well(system: System, tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app/shop.py").write_text(APP)
     metrics, name = f"127.0.0.1:{free_port()}", f"toc-test-{secrets.token_hex(4)}"

@@ -1,18 +1,17 @@
 """The outbox: a task exists once exactly if the transaction that asked for it has committed, anywhere."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import secrets
-import threading
 import tracemalloc
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
 from harness.system import NewSystem, System
+from harness.threads import at_once
 from sqlalchemy import Engine, create_engine, func, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -116,11 +115,7 @@ def test_drains_that_die_half_way_or_run_at_once_make_one_task(
             outbox.drain(engine, system.center)
     assert waiting(engine) == 40
     assert len(found(system, 7)) == 1
-    threads = [threading.Thread(target=outbox.drain, args=(engine, system.center)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(outbox.drain, engine, system.center)] * 3)
     assert waiting(engine) == 0
     assert [len(found(system, biz_id)) for biz_id in range(40)] == [1] * 40
 
@@ -237,18 +232,14 @@ def test_an_async_session_writes_to_it_within_run_sync(system: System, mariadb: 
     engine.dispose()
 
 
-def test_an_async_session_is_refused_outside_of_run_sync(mariadb: MariaDB) -> None:
+async def test_an_async_session_is_refused_outside_of_run_sync(mariadb: MariaDB) -> None:
     """Its execute would only return a coroutine: nothing would be written, and nobody told."""
-
-    async def submit() -> None:
-        engine = create_async_engine(make_url(mariadb.url).set(drivername="mysql+asyncmy"))
-        async with AsyncSession(engine) as session, engine.connect() as connection:
-            for one in (session, connection):
-                with pytest.raises(errors.InvalidInput, match="run_sync"):
-                    outbox.submit(one, "test.sync", biz_id=1, delay=60)  # type: ignore[arg-type]
-        await engine.dispose()
-
-    asyncio.run(submit())
+    engine = create_async_engine(make_url(mariadb.url).set(drivername="mysql+asyncmy"))
+    async with AsyncSession(engine) as session, engine.connect() as connection:
+        for one in (session, connection):
+            with pytest.raises(errors.InvalidInput, match="run_sync"):
+                outbox.submit(one, "test.sync", biz_id=1, delay=60)  # type: ignore[arg-type]
+    await engine.dispose()
 
 
 def test_wrong_settings_of_who_drains_mark_no_record(system: System, engine: Engine) -> None:

@@ -134,9 +134,7 @@ def test_the_doctor_sees_over_tls_what_it_sees_without(center: TimeoutCenter) ->
     assert CANARY not in str(lines)
 
 
-def test_the_doctor_tells_nodes_that_were_made_before_a_user_was_named(
-    center: TimeoutCenter, servers: Servers
-) -> None:
+def test_the_doctor_tells_nodes_made_before_a_user_was_named(center: TimeoutCenter, servers: Servers) -> None:
     nobody = zookeeper_url(servers.zookeeper, user="", chroot="")
     with Operator(nobody, cluster="early") as operator:
         operator.want("drain", "host-a", by="anybody")
@@ -167,8 +165,7 @@ def test_a_server_of_another_ca_is_refused(servers: Servers, stranger: Path, nam
 
 
 @pytest.mark.parametrize(
-    ("name", "query"),
-    [("redis", ""), ("mariadb", "?ssl_verify_identity=true"), ("zookeeper", "?tls=true")],
+    ("name", "query"), [("redis", ""), ("mariadb", "?ssl_verify_identity=true"), ("zookeeper", "?tls=true")]
 )
 def test_without_a_ca_that_is_named_the_systems_count(servers: Servers, name: str, query: str) -> None:
     url = getattr(servers, name).url.partition("?")[0]

@@ -1,7 +1,5 @@
 """Receivers of webhooks: the reference library of JavaScript, and the examples."""
 
-from __future__ import annotations
-
 import base64
 import http.client
 import json
@@ -44,9 +42,7 @@ def message(keys: list[bytes], body: bytes, *, age: int = 0) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_reference_library_of_javascript_accepts_signatures_also_during_a_rotation(
-    tmp_path: Path,
-) -> None:
+def test_the_reference_library_of_javascript_accepts_signatures_in_a_rotation_too(tmp_path: Path) -> None:
     node, npm = need("node"), shutil.which("npm")
     if npm is None:  # and with it the way to a registry, which no test may take for granted
         pytest.skip("npm is not installed")
@@ -93,9 +89,7 @@ def post(port: int, headers: dict[str, str], body: bytes) -> int:
 
 
 @pytest.mark.parametrize(("program", "script"), [(sys.executable, "receiver.py"), ("node", "receiver.js")])
-def test_the_examples_take_what_is_signed_and_fresh_once_and_refuse_the_rest(
-    program: str, script: str
-) -> None:
+def test_the_examples_take_what_is_signed_and_fresh_once_and_nothing_else(program: str, script: str) -> None:
     need(program)
     body = b'{"amount":12}'
     with running(program, script) as (process, port):

@@ -1,7 +1,5 @@
 """Migrations build what the code declares, on every shard, whatever interrupts them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -242,9 +240,7 @@ def test_using_tables_that_are_not_there_says_what_to_do(target: Target) -> None
 
 
 @pytest.mark.parametrize("changes", [{"tables": 16}, {"databases": 1}])
-def test_other_numbers_of_tables_are_refused_before_anything_changes(
-    mysql: Target, changes: dict[str, int]
-) -> None:
+def test_other_numbers_of_tables_are_refused_before_a_change(mysql: Target, changes: dict[str, int]) -> None:
     mysql.migrator().upgrade()
     with pytest.raises(ConfigError, match="differ from those"):
         mysql.migrator(**changes).upgrade()
@@ -273,9 +269,7 @@ def test_an_upgrade_that_was_killed_half_way_is_resumed(mariadb: MariaDB, databa
 @pytest.mark.parametrize(
     "lost", ["DELETE FROM alembic_version", f"UPDATE alembic_version SET version_num='{REVISION}'"]
 )
-def test_an_upgrade_that_was_killed_before_its_revision_was_recorded_is_resumed(
-    mysql: Target, second: str, lost: str
-) -> None:
+def test_an_upgrade_killed_before_it_was_recorded_is_resumed(mysql: Target, second: str, lost: str) -> None:
     """Its tables are all changed, so there is nothing left to do but to record it."""
     mysql.migrator().upgrade()
     if lost.startswith("DELETE"):

@@ -3,8 +3,6 @@
 The product has no hooks for any of it: what stands here patches it within the test's process.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -41,16 +41,7 @@ from redis import Redis
 from sqlalchemy import Connection
 
 from benchmarks.local import RedisServer
-from toc import (
-    CancelOutcome,
-    Dead,
-    RescheduleOutcome,
-    Settings,
-    Task,
-    TaskStatus,
-    TimeoutCenter,
-    Topic,
-)
+from toc import CancelOutcome, Dead, RescheduleOutcome, Settings, Task, TaskStatus, TimeoutCenter, Topic
 from toc.index import queues
 from toc.maintenance import passes
 from toc.maintenance.sweep import Sweep
@@ -239,10 +230,7 @@ class Machine(RuleBasedStateMachine):
         """Also by an SDK that dies after the row."""
         for delay in delays:
             biz_id = len(self.tasks)
-            with (
-                self._meanwhile("submit.row-stored", None if indexed else self._killed),
-                suppress(Killed),
-            ):
+            with self._meanwhile("submit.row-stored", None if indexed else self._killed), suppress(Killed):
                 self.center.submit(TOPIC.name, biz_id=biz_id, delay=delay)
             (task,) = self.center.find(biz_id=biz_id, topic=TOPIC.name)
             self.tasks[task.job_id] = Known(self._row(task.job_id))

@@ -4,8 +4,6 @@ The Ledgers are the product's. The table, the clocks and the delays are played h
 take effect long after its sender has given it up; any daemon may stand still; no clock but its own is asked.
 """
 
-from __future__ import annotations
-
 import heapq
 import random
 from collections.abc import Callable

@@ -4,8 +4,6 @@ As a program it makes the searches that its arguments name, or all, and prints w
 spec/README.md.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The model of the protocol (spec/README.md) is searched exhaustively, and can fail."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Each rule stands in the model, in the code that keeps it, and in the list of the model's README."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

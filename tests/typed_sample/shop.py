@@ -1,7 +1,5 @@
 """A sample application that mypy and pyright check strictly, mistakes included: each must be found."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """What toc does to the application that it is part of, and refuses of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from datetime import timedelta
@@ -19,9 +17,7 @@ center = TimeoutCenter(Settings(database_urls=["sqlite:///a.db"], redis_url="red
 """
 
 
-def test_an_application_that_works_elsewhere_than_its_daemon_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_application_working_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "app_elsewhere.py").write_text(ELSEWHERE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -1,7 +1,5 @@
 """The assignment of slots: what holds for any members, topics, intents and history."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 
@@ -59,9 +57,7 @@ def spread(members: list[Member], owners: Owners, topic: str) -> int:
 
 
 @given(st.data())
-def test_a_slot_is_without_owner_only_if_nobody_may_have_it_and_goes_only_to_who_may(
-    data: st.DataObject,
-) -> None:
+def test_a_slot_is_without_owner_only_if_nobody_may_have_it_and_goes_to_who_may(data: st.DataObject) -> None:
     topics = data.draw(topic_tables)
     members = data.draw(member_lists())
     drained = data.draw(st.sets(st.sampled_from(HOSTS)))
@@ -134,9 +130,7 @@ def test_nothing_moves_when_nothing_has_changed(data: st.DataObject) -> None:
 
 
 @given(st.integers(1, 40), st.data())
-def test_of_one_topic_not_one_slot_moves_more_than_balance_and_drains_ask_for(
-    slots: int, data: st.DataObject
-) -> None:
+def test_of_one_topic_not_one_slot_moves_beyond_balance_and_drains(slots: int, data: st.DataObject) -> None:
     members = data.draw(member_lists(alike=True, min_size=1))
     drained = data.draw(st.sets(st.sampled_from(HOSTS), max_size=2))
     previous = data.draw(histories({"t": slots}))
@@ -152,9 +146,7 @@ def test_of_one_topic_not_one_slot_moves_more_than_balance_and_drains_ask_for(
 
 
 @given(st.integers(1, 200), st.data())
-def test_of_one_topic_nothing_moves_between_members_that_stay_whatever_their_weights(
-    slots: int, data: st.DataObject
-) -> None:
+def test_of_one_topic_nothing_moves_between_members_that_stay(slots: int, data: st.DataObject) -> None:
     members = [Member(m.worker_id, m.host, m.weight) for m in data.draw(member_lists(min_size=1))]
     there = data.draw(st.sets(st.sampled_from(members), min_size=1))
     before = assign(there, {"t": slots})

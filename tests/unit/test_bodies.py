@@ -1,7 +1,5 @@
 """Bodies of tries: who holds them."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The checker on histories made by hand: each invariant, kept and broken, and what explains a duplicate."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -224,9 +222,7 @@ def test_a_handler_ran_before_a_cancel_that_was_answered_cancelled(story: Story)
     assert broken(story.verdict()) == "C"
 
 
-def test_a_cancel_that_came_late_could_not_see_what_redis_had_lost_but_one_in_time_must_hold(
-    story: Story,
-) -> None:
+def test_a_cancel_that_came_late_could_not_see_what_redis_lost_one_in_time_must_hold(story: Story) -> None:
     story.submit().run(0.1, 2).call("cancel", 1, "cancelled").row(TaskStatus.CANCELLED, 1)
     assert story.fault("redis_loss", 0.5, 0.6).verdict().clean
 
@@ -251,9 +247,7 @@ def test_a_cancel_could_not_see_what_redis_had_lost_of_a_former_deadline(story: 
     assert "C" in broken(story.run(5.1, 5.2, version=1).verdict()), "in time for the present one"
 
 
-def test_a_cancel_that_came_late_for_a_former_deadline_allows_the_try_that_was_taken_for_it(
-    story: Story,
-) -> None:
+def test_a_cancel_that_came_late_for_a_former_deadline_allows_the_try_taken_for_it(story: Story) -> None:
     story.submit().call("reschedule", 0.1, "may_have_started", due=9)
     story.call("cancel", 0.2, "may_have_started").row(TaskStatus.CANCELLED, 0.2, version=1, due=9)
     assert story.run(0.3, 0.4).verdict().clean, "checked before it was moved"
@@ -293,22 +287,15 @@ def test_two_runs_at_once_in_one_process_are_never_explained(story: Story) -> No
     assert broken(story.verdict()) == "D"
 
 
-@pytest.mark.parametrize(
-    ("kind", "pids", "explained"),
-    [
-        ("kill", [1], True),
-        ("kill", [2], False),  # the second run's process
-        ("kill", [3], False),
-        ("pause", [1], True),
-        ("pause", [2], True),  # checked, then stopped while the first ran
-        ("cut", [1], True),
-        ("pause", [3], False),
-        ("cut", [], True),
-        ("cut", [3], False),
-        ("redis_loss", [], True),
-        *((kind, [], False) for kind in sorted(FAULTS.keys() - {"kill", "pause", "cut", "redis_loss"})),
-    ],
-)
+@pytest.mark.parametrize(("kind", "pids", "explained"), [
+    ("kill", [1], True),
+    ("kill", [2], False),  # the second run's process
+    ("kill", [3], False), ("pause", [1], True),
+    ("pause", [2], True),  # checked, then stopped while the first ran
+    ("cut", [1], True), ("pause", [3], False), ("cut", [], True), ("cut", [3], False),
+    ("redis_loss", [], True),
+    *((kind, [], False) for kind in sorted(FAULTS.keys() - {"kill", "pause", "cut", "redis_loss"})),
+])  # fmt: skip
 def test_what_explains_that_a_run_without_an_end_was_repeated(
     story: Story, kind: str, pids: Sequence[int], explained: bool
 ) -> None:
@@ -435,9 +422,7 @@ def test_a_task_that_died_of_a_crash(story: Story) -> None:
     assert broken(story.verdict()) == "R"
 
 
-def test_a_late_failure_of_a_worker_that_was_paused_killed_a_task_that_a_newer_try_had_done(
-    story: Story,
-) -> None:
+def test_a_late_failure_of_a_paused_worker_killed_a_task_that_a_newer_try_had_done(story: Story) -> None:
     story.submit().place("dead").row(TaskStatus.DEAD, 9, attempts=2).fault("pause", 0.5, 6, 1)
     assert broken(story.run(0.1, 8, "dead").run(5, 8.5, pid=2, attempt=2).verdict()) == "R"
 
@@ -447,9 +432,7 @@ def test_tries_that_were_counted_down(story: Story) -> None:
     assert broken(story.run(2, 2.1, attempt=1).row(ended=3, attempts=2).verdict()) == "R"
 
 
-def test_a_task_that_killed_its_process_again_and_again_may_die_of_it_where_that_is_the_rule(
-    story: Story,
-) -> None:
+def test_a_task_that_killed_its_process_again_and_again_may_die_of_it_by_the_rule(story: Story) -> None:
     story.submit().place("dead").row(TaskStatus.DEAD, 5, attempts=2, crashes=4)
     for number in range(4):
         story.run(number + 0.1, number + 0.2, "die", attempt=min(number + 1, 3), pid=number + 1)
@@ -508,9 +491,7 @@ def test_settle_of_a_later_try_counts_from_the_failure_of_the_one_before(
 
 
 @pytest.mark.parametrize(("begins", "found"), [(60, ""), (90, "T")])
-def test_settle_of_a_repeated_try_counts_from_the_end_of_the_fault(
-    story: Story, begins: float, found: str
-) -> None:
+def test_settle_of_a_repeated_try_counts_from_the_faults_end(story: Story, begins: float, found: str) -> None:
     story.submit().run(0.1, pid=1).fault("kill", 0.5, 5, 1).run(begins, begins + 0.1, pid=2, attempt=2)
     assert broken(story.row(ended=begins + 0.1, attempts=1).verdict()) == found
 

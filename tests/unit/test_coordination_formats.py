@@ -1,7 +1,5 @@
 """What is stored in ZooKeeper, and how TOC_ZOOKEEPER is read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -44,21 +42,12 @@ def test_a_member_without_a_sane_weight_is_none(weight: object) -> None:
     assert znodes.member_of("w0", data) is None
 
 
-@pytest.mark.parametrize(
-    ("name", "slot"),
-    [
-        ("order.close_3", Slot("order.close", 3)),
-        ("a_b_10", Slot("a_b", 10)),
-        ("~tables_0", Slot("~tables", 0)),
-        ("order.close", None),
-        ("order.close_x", None),
-        ("_3", None),
-        ("order.close_03", None),
-        ("order.close_\u0663", None),
-        ("order.close_1000000", None),
-        ("order.close_" + "9" * 5000, None),
-    ],
-)
+@pytest.mark.parametrize(("name", "slot"), [
+    ("order.close_3", Slot("order.close", 3)), ("a_b_10", Slot("a_b", 10)),
+    ("~tables_0", Slot("~tables", 0)), ("order.close", None), ("order.close_x", None), ("_3", None),
+    ("order.close_03", None), ("order.close_\u0663", None), ("order.close_1000000", None),
+    ("order.close_" + "9" * 5000, None),
+])  # fmt: skip
 def test_a_slot_is_known_by_its_nodes_name(name: str, slot: Slot | None) -> None:
     assert znodes.slot_of(name) == slot
     assert slot is None or str(slot) == name
@@ -118,22 +107,11 @@ def test_an_at_sign_in_the_path_of_a_file_is_not_the_end_of_a_password(tmp_path:
     assert (named.credential, named.hosts, named.chroot, named.ca) == ("u:p", "h1:2182", "/x", str(ca))
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        ",",
-        "h1:port",
-        "h1:2181,",
-        "h1:2181//x",
-        "canary@h1:2181",
-        ":canary@h1:2181",
-        "u:canary@h1:x",
-        "u:canary@h1:2181?tls=maybe",
-        "u:canary@h1:2181?ca=/nowhere/ca.pem",
-        "u:canary@h1:2181?colour=red",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "", ",", "h1:port", "h1:2181,", "h1:2181//x", "canary@h1:2181", ":canary@h1:2181",
+    "u:canary@h1:x", "u:canary@h1:2181?tls=maybe", "u:canary@h1:2181?ca=/nowhere/ca.pem",
+    "u:canary@h1:2181?colour=red",
+])  # fmt: skip
 def test_an_address_that_is_wrong_is_refused_without_showing_its_password(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Address.parse(text)

@@ -1,7 +1,5 @@
 """The daemon's HTTP server, without its daemon."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

@@ -1,7 +1,7 @@
-"""What deploy/ starts: commands that there are, settings that can be read, units that systemd knows."""
+"""What deploy/ starts, and the alert rules and the dashboard: they name what there is."""
 
-from __future__ import annotations
-
+import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -14,6 +14,10 @@ from harness.programs import need
 
 from toc import Settings
 from toc.cli.main import app
+from toc.observe.board import MetricKind
+from toc.observe.metrics import METRICS
+
+# What deploy/ starts: commands that there are, settings that can be read, units that systemd knows.
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNITS = {path.name: path.read_text() for path in sorted((DEPLOY / "systemd").glob("*.service"))}
@@ -57,9 +61,7 @@ def test_what_is_started_is_a_command_with_such_options(name: str, words: list[s
 
 
 @pytest.mark.parametrize("name", [*PODS, *SERVICES])
-def test_every_variable_is_a_setting_and_none_is_out_of_its_range(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_variable_is_a_setting_within_its_range(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"TOC_CONFIG": str(DEPLOY / "toc.toml")}
     if name in PODS:
         given = {one["name"]: one["value"] for one in PODS[name]["containers"][0]["env"]} | given
@@ -101,3 +103,81 @@ def test_systemd_knows_every_line_of_a_unit_and_its_sandbox_is_tight(
     # Exposure times ten: 96 is a unit without any sandbox, 12 was this one's.
     judged = analyze("security", "--offline=true", "--threshold=15")
     assert judged.returncode == 0, judged.stdout + judged.stderr
+
+
+# The alert rules and the dashboard name what there is, and each alert says what to do.
+
+ROOT = Path(__file__).parents[2]
+PROMETHEUS = ROOT / "deploy/prometheus"
+RULES = (PROMETHEUS / "alerts.yml").read_text()
+ALERTS = re.findall(r"^      - alert: (\w+)$", RULES, re.MULTILINE)
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/toc.json").read_text())
+QUERIES = [
+    target["expr"].replace("$__rate_interval", "5s")  # as Grafana puts in
+    for panel in DASHBOARD["panels"]
+    for target in panel["targets"]
+]
+
+OUTSIDE = {"cluster", "instance", "job", "le"}
+"""Labels that Prometheus gives."""
+
+
+def samples() -> dict[str, set[str]]:
+    """Every sample that a daemon shows, with the labels that it may have."""
+    found: dict[str, set[str]] = {}
+    for metric in METRICS.values():
+        endings = {MetricKind.COUNTER: ("_total",), MetricKind.HISTOGRAM: ("_bucket", "_sum", "_count")}
+        for ending in endings.get(metric.kind, ("",)):
+            found[metric.name + ending] = {*metric.labels, *OUTSIDE}
+    return found
+
+
+def test_every_metric_and_label_that_is_asked_for_exists() -> None:
+    known = samples()
+    text = "\n".join([RULES, *QUERIES, (PROMETHEUS / "alerts_test.yml").read_text()])
+    for name, _, labels in re.findall(r"\b(toc_\w+)(\{([^}]*)\})?", text):
+        assert name in known, name
+        assert set(re.findall(r"(\w+)=~?\"", labels)) <= known[name], (name, labels)
+    for name in re.findall(r"\bby \(([^)]*)\)", text):
+        labels = {label.strip() for label in name.split(",")} - {"alertname"}
+        assert labels <= set().union(*known.values()), labels
+
+
+def test_each_alert_leads_to_its_place_in_the_runbook() -> None:
+    linked = re.findall(r"^          runbook_url: docs/run.md#(\w+)$", RULES, re.MULTILINE)
+    assert linked == [alert.lower() for alert in ALERTS]
+    headings = re.findall(r"^### (\w+)$", (ROOT / "docs/run.md").read_text(), re.MULTILINE)
+    assert set(ALERTS) <= set(headings)
+
+
+def test_each_alert_is_tried() -> None:
+    tried = re.findall(r"labels: '{alertname=\"(\w+)\"", (PROMETHEUS / "alerts_test.yml").read_text())
+    assert set(tried) == set(ALERTS)
+
+
+def test_promtool_finds_nothing_wrong_and_every_alert_is_raised(tmp_path: Path) -> None:
+    promtool = need("promtool")
+    # Not every build of Prometheus knows Kubernetes. How the targets are found aside, it is as it is.
+    kubernetes: dict[str, Any] = yaml.safe_load((PROMETHEUS / "kubernetes.yml").read_text())
+    (job,) = kubernetes["scrape_configs"]
+    del job["kubernetes_sd_configs"]
+    (tmp_path / "kubernetes.yml").write_text(yaml.safe_dump(kubernetes))
+    panels = [{"record": f"panel:{n}", "expr": query} for n, query in enumerate(QUERIES)]
+    (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": panels}]}))
+    env = {**os.environ, "GOGC": "400"}  # a fifth of its time is garbage collection else
+    for command in (
+        ["check", "config", "prometheus.yml"],
+        ["check", "config", "--syntax-only", str(tmp_path / "kubernetes.yml")],
+        ["check", "rules", str(tmp_path / "panels.yml")],
+        ["test", "rules", "alerts_test.yml", "alerts_minute_test.yml"],
+    ):
+        done = subprocess.run(
+            [promtool, *command],
+            cwd=PROMETHEUS,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

@@ -1,7 +1,5 @@
 """What dialects decide without a server: names, words, and who may use a port."""
 
-from __future__ import annotations
-
 import asyncio
 import tracemalloc
 from collections.abc import Callable, Iterator

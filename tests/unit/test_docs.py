@@ -1,7 +1,5 @@
 """Pages lead where they say, what they show can be run, and each stays within its number of words."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The states of an entry: what each call of Inflight makes of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from toc.model.handler import Handler

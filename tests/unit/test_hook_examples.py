@@ -1,7 +1,7 @@
-"""examples/hooks: what it logs and reports, with Sentry's client as it is but for its transport."""
+"""examples/hooks with Sentry's client as it is, and what the console loads: what others have published."""
 
-from __future__ import annotations
-
+import gzip
+import hashlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,16 +10,19 @@ from typing import Any
 import pytest
 import sentry_sdk
 import structlog
+from harness.rows import known
 
+from toc.console.assets import STATIC
 from toc.testing import Toc
+
+# examples/hooks: what it logs and reports, with Sentry's client as it is but for its transport.
 
 PATH = Path(__file__).parents[2] / "examples/hooks/shop.py"
 
 
 @pytest.fixture
 def shop(toc: Toc) -> Any:
-    spec = importlib.util.spec_from_file_location("hooks_shop", PATH)
-    assert spec is not None
+    spec = known(importlib.util.spec_from_file_location("hooks_shop", PATH))
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -69,3 +72,25 @@ def test_a_try_is_in_the_log_and_what_it_raises_in_sentry(toc: Toc, shop: Any, r
         toc.topic("order.close", paused=False)
         toc.run_due()
     assert [(line["biz_id"], line["seconds"]) for line in lines if line["event"] == "late"] == [(9, 360.0)]
+
+
+# What the console loads is what others have published, and little.
+
+SUMS = [line.split() for line in (STATIC / "SHA256SUMS").read_text().splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize(("sum_", "name"), SUMS)
+def test_a_vendored_file_is_as_it_was_published(sum_: str, name: str) -> None:
+    assert hashlib.sha256((STATIC / name).read_bytes()).hexdigest() == sum_
+
+
+def test_every_file_of_others_has_its_checksum_and_licence() -> None:
+    ours = {"console.css", "console.js", "toc.svg", "SHA256SUMS", "LICENSE.htmx", "LICENSE.uplot"}
+    assert {file.name for file in STATIC.iterdir()} - ours == {name for _, name in SUMS}
+    assert "Zero-Clause BSD" in (STATIC / "LICENSE.htmx").read_text()
+    assert "MIT" in (STATIC / "LICENSE.uplot").read_text()
+
+
+def test_all_files_together_are_small_on_the_wire() -> None:
+    packed = sum(len(gzip.compress(file.read_bytes(), 9)) for file in STATIC.iterdir())
+    assert packed < 50_000

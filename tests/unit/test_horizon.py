@@ -1,13 +1,14 @@
-"""The horizon is the longest step up to which the index fits its budget, by what is in use and is known."""
-
-from __future__ import annotations
+"""The horizon is the longest step up to which the index fits its budget; what would pile up."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
+from harness.rows import known
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from toc.model.due import FAR, NEAR, Counted
+from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, Step, pile_up, spread
 from toc.model.horizon import (
     AIM,
     ENTRY_BYTES,
@@ -26,6 +27,8 @@ from toc.model.horizon import (
     spans,
     steps,
 )
+
+# The horizon is the longest step up to which the index fits its budget, by what is in use and is known.
 
 DAY = 86_400
 NOW = 1_800_000_000_000
@@ -62,20 +65,16 @@ def test_each_step_is_more_than_a_fifth_longer_than_the_one_before() -> None:
     assert steps(10) == [10]
 
 
-@pytest.mark.parametrize(
-    ("text", "of_gib", "of_none"),
-    [
-        ("60%", 644_245_094, NO_BOUND * 60 // 100),
-        (" 100 %", 1 << 30, NO_BOUND),
-        ("512MiB", 512 << 20, 512 << 20),
-        ("4GiB", 1 << 30, 4 << 30),
-        ("1TiB", 1 << 30, 1 << 40),
-        ("7KiB", 7 << 10, 7 << 10),
-    ],
-)
+@pytest.mark.parametrize(("text", "of_gib", "of_none"), [
+    ("60%", 644_245_094, NO_BOUND * 60 // 100),
+    (" 100 %", 1 << 30, NO_BOUND),
+    ("512MiB", 512 << 20, 512 << 20),
+    ("4GiB", 1 << 30, 4 << 30),
+    ("1TiB", 1 << 30, 1 << 40),
+    ("7KiB", 7 << 10, 7 << 10),
+])  # fmt: skip
 def test_a_budget_is_a_share_of_what_there_is_or_bytes(text: str, of_gib: int, of_none: int) -> None:
-    budget = Budget.of(text)
-    assert budget is not None
+    budget = known(Budget.of(text))
     assert (budget.on(1 << 30), budget.on(0)) == (of_gib, of_none)
 
 
@@ -115,14 +114,12 @@ def test_what_exceeds_the_budget_is_removed_down_to_a_tenth_below_it() -> None:
 
 
 def test_if_what_is_too_much_lies_beyond_the_horizon_already_it_is_only_removed() -> None:
-    choice = chosen(node(11_100, 10_000, 11_000), standing=10, present=60)
-    assert choice is not None
+    choice = known(chosen(node(11_100, 10_000, 11_000), standing=10, present=60))
     assert (choice.seconds, choice.remove) == (60, True)
 
 
 def test_if_nothing_fits_the_horizon_is_the_shortest() -> None:
-    choice = chosen(node(20_000, 10_000, 10), standing=10, present=DAY)
-    assert choice is not None
+    choice = known(chosen(node(20_000, 10_000, 10), standing=10, present=DAY))
     assert (choice.seconds, choice.remove) == (LEAST, True)
     tiny = Budget(60).on(1)
     assert choose([Node("r1", 2, tiny, 0)], [], NOW, present=LEAST, most=DAY, standing=_not_asked) == Choice(
@@ -140,16 +137,14 @@ def test_a_burst_that_the_horizon_is_about_to_reach_makes_it_shorter_before_it_i
     burst = [Span(at, at + length, DAY * 1000, 150_000)]
     before = chosen(node(100, 10_000, 50), due=burst, present=3500)
     assert before is None, "it is not reached yet"
-    choice = chosen(node(100, 10_000, 50), due=burst, present=3600)
-    assert choice is not None
+    choice = known(chosen(node(100, 10_000, 50), due=burst, present=3600))
     assert not choice.remove
     assert 0.75 * 3600 < choice.seconds < 3600
 
 
 def test_it_grows_when_everything_up_to_there_fits_with_a_tenth_to_spare() -> None:
     due, fits = even(10), 9000 - 100
-    choice = chosen(node(700, 10_000, 600), due=due, present=60)
-    assert choice is not None
+    choice = known(chosen(node(700, 10_000, 600), due=due, present=60))
     assert choice.seconds == max(s for s in STEPS if 10 * (s + 5) <= fits)
 
 
@@ -201,3 +196,81 @@ def test_spans_are_what_all_tables_count_up_to_beyond_the_last_hour() -> None:
     others = [span for span in found if span.own == 600_000]
     assert sorted(span.due for span in others) == [5, 6]
     assert all(a.end <= b.begin for a, b in pairwise(of_one))
+
+
+# What would pile up is what a second-by-second account of the same tasks says.
+
+ASKED_AT = 1_800_000_000_000 + 17_000
+"""Within a minute, of which 43 s are left, and an hour."""
+SECOND = 1000
+
+counts = st.lists(st.integers(0, 5000), min_size=1, max_size=8)
+rates = st.none() | st.sampled_from([0.01, 0.5, 7.0, 100.0])
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    due=counts, others=st.integers(0, 3000), overdue=st.integers(0, 9000), pause=st.integers(1, 600),
+    rate=rates, capacity=rates,
+)  # fmt: skip
+def test_it_is_what_each_second_brings_and_takes(
+    due: list[int], others: int, overdue: int, pause: int, rate: float | None, capacity: float | None
+) -> None:
+    edges = [ASKED_AT, *(ASKED_AT + 43 * SECOND + number * NEAR.length for number in range(len(due)))]
+    steps = [
+        Step(begin, end, count, others) for begin, end, count in zip(edges, edges[1:], due, strict=False)
+    ]
+    resumed = ASKED_AT + pause * SECOND
+    pile = pile_up(steps, overdue, resumed, rate, capacity)
+
+    waiting, at_end, drained = float(overdue), None, None
+    for begin, end, count, other in steps:
+        length = (end - begin) // SECOND
+        for second in range(begin, end, SECOND):
+            if second == resumed:
+                at_end = waiting
+            takes = 0.0
+            if second >= resumed:
+                takes = rate if rate is not None else max((capacity or 0.0) - other / length, 0.0)
+            waiting += count / length - takes
+            if second >= resumed and waiting <= 1e-6 and drained is None:
+                drained = second
+                break
+        if drained is not None:
+            break
+    if at_end is None:  # the pause is longer than the steps
+        at_end = overdue + sum(due[: len(steps)])
+    assert abs(pile.waiting - at_end) <= 1
+    assert (pile.drained is None) == (drained is None)
+    if drained is not None and pile.drained is not None:
+        assert drained - SECOND <= pile.drained <= drained + SECOND
+    else:
+        assert abs(pile.steps[-1].waiting - waiting) <= 1
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    minutes=st.lists(st.integers(0, 50), min_size=MINUTES, max_size=MINUTES),
+    more=st.lists(st.integers(0, 50), min_size=HOURS, max_size=HOURS),
+    offset=st.integers(0, FAR.length - 1),
+)
+def test_minutes_and_hours_become_steps_without_gap_or_overlap_that_hold_all_tasks(
+    minutes: list[int], more: list[int], offset: int
+) -> None:
+    now = ASKED_AT // FAR.length * FAR.length + offset
+    hours = list(more)
+    first = now // NEAR.length
+    for number, count in enumerate(minutes, first):  # the same tasks, counted by hours
+        hours[number * NEAR.length // FAR.length - now // FAR.length] += count
+    steps = spread(now, minutes, hours)
+    assert steps[0][0] == now
+    assert all(end == begin for (_, end, _), (begin, _, _) in pairwise(steps))
+    end = (first + MINUTES) * NEAR.length
+    within = sum(more[: end // FAR.length - now // FAR.length])
+    assert sum(count for _, _, count in steps) == sum(hours) - within, "but what no minute told of"
+
+
+def test_nothing_is_drained_by_nobody() -> None:
+    pile = pile_up([Step(ASKED_AT, ASKED_AT + NEAR.length, 10)], 5, ASKED_AT + SECOND, None, None)
+    assert pile.drained is None
+    assert pile.steps[0].waiting == 15

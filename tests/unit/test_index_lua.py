@@ -1,7 +1,5 @@
 """The contract at the head of each Lua file is what the file does and what queues.py passes."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Which cause a worker finds for a late start, of its own times and of what it has noted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -146,23 +144,12 @@ def target_waits(scene: Scene) -> None:
 
 
 CASES: dict[Callable[[Scene], None], Cause] = {
-    lambda _: None: Cause.BACKLOG,
-    stored_late: Cause.STORED_LATE,
-    paused: Cause.PAUSED,
-    resume_rate: Cause.RESUME_RATE,
-    no_owner: Cause.NO_OWNER,
-    worker_killed: Cause.WORKER_KILLED,
-    redis: Cause.REDIS,
-    database: Cause.DATABASE,
-    database_reads: Cause.DATABASE,
-    clock_behind: Cause.CLOCK,
-    clock_ahead: Cause.CLOCK,
-    clock_set: Cause.CLOCK,
-    halted: Cause.HALTED,
-    target: Cause.TARGET,
-    misfit: Cause.BACKOFF,
-    target_waits: Cause.TARGET,
-}
+    lambda _: None: Cause.BACKLOG, stored_late: Cause.STORED_LATE, paused: Cause.PAUSED,
+    resume_rate: Cause.RESUME_RATE, no_owner: Cause.NO_OWNER, worker_killed: Cause.WORKER_KILLED,
+    redis: Cause.REDIS, database: Cause.DATABASE, database_reads: Cause.DATABASE,
+    clock_behind: Cause.CLOCK, clock_ahead: Cause.CLOCK, clock_set: Cause.CLOCK, halted: Cause.HALTED,
+    target: Cause.TARGET, misfit: Cause.BACKOFF, target_waits: Cause.TARGET,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("inject", "cause"), CASES.items(), ids=[one.__name__ for one in CASES])

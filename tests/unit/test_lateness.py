@@ -1,8 +1,7 @@
 """Why a task is late: shares, the sentence, the line of a row. Pure."""
 
-from __future__ import annotations
-
 import pytest
+from harness.rows import known
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -59,9 +58,7 @@ def test_where_causes_overlap_the_first_counts(found: list[Span], seconds: float
 
 
 @given(spans, st.floats(0.001, 60), st.integers(0, 9))
-def test_a_row_keeps_the_largest_shares_of_its_version(
-    found: list[Span], seconds: float, version: int
-) -> None:
+def test_a_row_keeps_the_largest_shares_of_a_version(found: list[Span], seconds: float, version: int) -> None:
     filled = fill(DUE, at(seconds), found, REST)
     start = LateStart(version, DUE, at(seconds), filled)
     assert late_starts(start.line(), version) == [start._replace(spans=filled[:3])]
@@ -113,8 +110,7 @@ CASES = {
 
 @pytest.mark.parametrize(("starts", "sentence"), CASES.values(), ids=CASES.keys())
 def test_the_sentence(starts: list[LateStart], sentence: str) -> None:
-    found = explain(DUE, starts, [], at(50), at(60))
-    assert found is not None
+    found = known(explain(DUE, starts, [], at(50), at(60)))
     assert found.sentence() == sentence
     shown = found.shown()
     assert shown["cause"] == found.spans[0].cause
@@ -124,20 +120,17 @@ def test_the_sentence(starts: list[LateStart], sentence: str) -> None:
 def test_tries_that_failed_explain_a_later_start() -> None:
     tries = [Tried(at(1), False, "no"), Tried(at(4), False, "no again")]
     last = LateStart(0, at(9), at(9.1), [])
-    found = explain(DUE, [last], tries, at(12), at(60))
-    assert found is not None
+    found = known(explain(DUE, [last], tries, at(12), at(60)))
     assert found.sentence() == (
         "It started 9.1 s late because earlier tries had failed (2 tries, the last with no again)."
     )
-    waits = explain(DUE, [], tries, None, at(7))
-    assert waits is not None
+    waits = known(explain(DUE, [], tries, None, at(7)))
     assert waits.sentence().startswith("It has not started, 7.0 s late so far because earlier tries had")
 
 
 def test_a_crash_explains_the_time_from_the_start_that_it_ended() -> None:
     first = LateStart(0, DUE, at(2), [span(Cause.NO_OWNER, 0, 2)])
-    found = explain(DUE, [first], [Tried(at(8), True, "it died")], at(8.2), at(60))
-    assert found is not None
+    found = known(explain(DUE, [first], [Tried(at(8), True, "it died")], at(8.2), at(60)))
     assert [(one.cause, one.until - one.since) for one in found.spans] == [
         (Cause.WORKER_KILLED, 6000),
         (Cause.NO_OWNER, 2000),

@@ -9,17 +9,14 @@ from toc.dialects import lmstfy_wire as wire
 from toc.dialects.lmstfy_wire import Refused
 
 
-@pytest.mark.parametrize(
-    ("body", "jobs"),
-    [
-        (b'["a"]', [b'"a"']),
-        (b' [ {"b" : 1.50,"a":[ ]} , null,true ] \n', [b'{"b" : 1.50,"a":[ ]}', b"null", b"true"]),
-        (b'["\xff\x80", "gr\xc3\xbcn"]', [b'"\xff\x80"', b'"gr\xc3\xbcn"']),
-        (b"[" + b"9" * 5000 + b"]", [b"9" * 5000]),
-        (b"[" + b"1," * 63 + b"1]", [b"1"] * 64),
-        (b'["' + b"x" * (2**20 - 2) + b'"]', [b'"' + b"x" * (2**20 - 2) + b'"']),
-    ],
-)
+@pytest.mark.parametrize(("body", "jobs"), [
+    (b'["a"]', [b'"a"']),
+    (b' [ {"b" : 1.50,"a":[ ]} , null,true ] \n', [b'{"b" : 1.50,"a":[ ]}', b"null", b"true"]),
+    (b'["\xff\x80", "gr\xc3\xbcn"]', [b'"\xff\x80"', b'"gr\xc3\xbcn"']),
+    (b"[" + b"9" * 5000 + b"]", [b"9" * 5000]),
+    (b"[" + b"1," * 63 + b"1]", [b"1"] * 64),
+    (b'["' + b"x" * (2**20 - 2) + b'"]', [b'"' + b"x" * (2**20 - 2) + b'"']),
+])  # fmt: skip
 def test_jobs_of_a_bulk_are_the_bytes_that_stand_in_the_array(body: bytes, jobs: list[bytes]) -> None:
     assert wire.bulk_jobs(body) == jobs
 
@@ -30,21 +27,8 @@ def test_jobs_of_a_bulk_are_the_bytes_that_stand_in_the_array(body: bytes, jobs:
         *(
             (body, 400, "request body should be an array of objects")
             for body in (
-                b"",
-                b"{}",
-                b'"a"',
-                b"[1",
-                b"[1,]",
-                b"[,1]",
-                b"[1] 2",
-                b"[NaN]",
-                b"[Infinity]",
-                b"[01]",
-                b"[1 2]",
-                b'["\n"]',
-                b"[" * 200_000,
-                b"\xff",
-                b"]",
+                b"", b"{}", b'"a"', b"[1", b"[1,]", b"[,1]", b"[1] 2", b"[NaN]", b"[Infinity]", b"[01]",
+                b"[1 2]", b'["\n"]', b"[" * 200_000, b"\xff", b"]",
             )
         ),
         (b"[]", 400, "no jobs"),
@@ -56,7 +40,7 @@ def test_jobs_of_a_bulk_are_the_bytes_that_stand_in_the_array(body: bytes, jobs:
         (b"[" + b"1," * 64 + b"wrong, but one too many", 400, "too many jobs"),
         (b"[" + b"[" * 65 + b"]" * 65 + b"]", 400, "request body should be an array of objects"),
     ],
-)
+)  # fmt: skip
 def test_a_bulk_that_is_no_list_of_jobs_is_refused(body: bytes, status: int, why: str) -> None:
     with pytest.raises(Refused) as refused:
         wire.bulk_jobs(body)
@@ -65,13 +49,8 @@ def test_a_bulk_that_is_no_list_of_jobs_is_refused(body: bytes, status: int, why
 
 def test_a_ttl_is_rounded_to_seconds_and_never_looks_endless() -> None:
     assert [wire.seconds_left(at, 1000) for at in (0, 11_000, 10_600, 10_400, 1100, 500)] == [
-        0,
-        10,
-        10,
-        9,
-        1,
-        1,
-    ]
+        0, 10, 10, 9, 1, 1,
+    ]  # fmt: skip
 
 
 def test_job_ids_are_ulids_that_tell_when_they_were_made() -> None:

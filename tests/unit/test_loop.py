@@ -1,7 +1,5 @@
 """An error that nobody has thought of, on a thread or in a callback that no caller waits for."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

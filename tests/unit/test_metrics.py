@@ -1,13 +1,11 @@
 """Numbers in shared memory, added up over processes, as Prometheus reads them."""
 
-from __future__ import annotations
-
 import mmap
 import os
-import threading
 from collections.abc import Iterator
 
 import pytest
+from harness.threads import at_once
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from toc.observe import metrics
@@ -53,11 +51,7 @@ def test_threads_that_count_the_same_lose_nothing(boards: tuple[SharedMetrics, S
         for _ in range(5000):
             count.add()
 
-    threads = [threading.Thread(target=add) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([add] * 4)
     assert boards[1].read() == {("toc_tries", "t", "processed"): [20_000]}
 
 

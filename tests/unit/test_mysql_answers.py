@@ -1,18 +1,26 @@
-"""The answers of a MySQL server, however the network cuts them: packets as the protocol describes them."""
+"""The answers of MySQL, what toc uses of its drivers' insides, and which server holds which table."""
 
-from __future__ import annotations
-
+import ast
 import random
 import struct
+import tomllib
 from collections.abc import Callable
 from datetime import datetime
+from pathlib import Path
 
+import aiohttp
 import pytest
 from pymysql.converters import decoders
 from pymysql.err import MySQLError, OperationalError, ProgrammingError
 
+from toc.model.clock import Clock
+from toc.model.errors import ConfigError
 from toc.store.servers.mysql_answers import read_answers
 from toc.store.servers.server import Result
+from toc.store.servers.shards import Layout
+from toc.store.store import Store
+
+# The answers of a MySQL server, however the network cuts them: packets as the protocol describes them.
 
 LONGLONG, VAR_STRING, DATETIME = 8, 253, 12
 UTF8, BINARY = 45, 63
@@ -85,13 +93,9 @@ def from_wire_that_breaks(wire: bytes, size: int) -> Callable[[], bytes]:
 
 LONG = "ä" * 40_000  # its length takes three bytes, and it spans several reads
 TABLE = (
-    b"\x04",
-    column(LONGLONG),
-    column(VAR_STRING),
-    column(VAR_STRING, BINARY),
-    column(DATETIME),
+    b"\x04", column(LONGLONG), column(VAR_STRING), column(VAR_STRING, BINARY), column(DATETIME),
     end(MORE),
-)
+)  # fmt: skip
 WIRE = packets(
     ok(0, MORE),
     *TABLE,
@@ -173,3 +177,89 @@ def test_what_is_left_after_the_answers_is_not_left_to_the_next() -> None:
         with pytest.raises(OperationalError, match="cannot be parsed") as raised:
             read_answers(from_wire(wire, 100), decoders, count)
         assert raised.value.args[0] == 2027, "a code that means: nobody knows whether it took effect"
+
+
+# What toc uses of its drivers' insides: a version without it fails here first, not in production.
+
+ROOT = Path(__file__).parents[2]
+
+
+def used(file: str, receivers: set[str]) -> set[str]:
+    """The private members that a file takes of objects of these names."""
+    tree = ast.parse((ROOT / "toc" / file).read_text())
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and node.attr.startswith("_")
+        and ast.unparse(node.value).split(".")[-1] in receivers
+    }
+
+
+def members(file: str | None) -> set[str]:
+    """What a module defines, or sets on its objects."""
+    assert file is not None
+    tree = ast.parse(Path(file).read_text())
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    return defined | {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def test_no_others_are_used() -> None:
+    assert not used("store/servers/mysql.py", {"driver", "connection"}), "pymysql's"
+    assert not used("gateway/connections.py", {"_inner"}), "uvicorn's"
+
+
+def test_aiohttp_has_it() -> None:
+    assert "_factory" in members(aiohttp.connector.__file__), "else nothing bounds what a receiver answers"
+
+
+@pytest.mark.parametrize("driver", ["pymysql", "hiredis", "uvicorn", "aiohttp"])
+def test_their_versions_are_bounded_from_above(driver: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [
+        *project["dependencies"],
+        *(one for some in project["optional-dependencies"].values() for one in some),
+    ]
+    (bounds,) = {line for line in wanted if line.partition("[")[0].partition(">")[0] == driver}
+    assert "<" in bounds
+
+
+# Which server holds which database and table, and what is refused.
+
+ONE, TWO = "mysql+pymysql://u:s3cret@h1:3306", "mysql+pymysql://u:s3cret@h2"
+
+
+def test_servers_take_blocks_of_databases_in_order() -> None:
+    layout = Layout([ONE, TWO], 8, 1024, "toc_")
+    assert [list(layout.databases_of(server)) for server in (0, 1)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert list(layout.tables_of(3))[:3] == [3, 11, 19]
+    assert len(layout.tables_of(3)) == 128
+    assert layout.database_name(7) == "toc_7"
+
+
+def test_every_table_belongs_to_one_server() -> None:
+    store = Store([ONE, TWO], databases=8, tables=64, clock=Clock())
+    first, second = store.tables_of_server()
+    assert sorted(first + second) == list(range(64))
+    assert {table % 8 for table in first} == {0, 1, 2, 3}
+    store.close()
+
+
+@pytest.mark.parametrize("url", [
+    "sqlite://", "sqlite:///:memory:", "u:s3cret@h", "mysql+pymysql://u:s3cret@h:port",
+    ONE + "?ssl_cq=x", ONE + "?ssl_verify_identity=ture", ONE + "?ssl_ca=/nowhere/ca.pem",
+    ONE + "?ssl_disabled=true&ssl_disabled=false", "mysql+pymysql://u:pw@s3cret@h",
+])  # fmt: skip
+def test_a_url_that_no_server_can_have_is_refused_without_showing_a_password(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Store([url], databases=1, tables=4, clock=Clock())
+    assert "s3cret" not in str(caught.value)
+
+
+def test_nothing_connects_before_it_is_used() -> None:
+    store = Store(["mysql+pymysql://u:s3cret@127.0.0.1:1"], databases=1, tables=4, clock=Clock())
+    store.close()

@@ -1,7 +1,5 @@
 """How the gateway answers errors."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """How long a process has been silent, and how long it may be."""
 
-from __future__ import annotations
-
 from toc.model.topic import Topic
 from toc.worker.guards.silence import SILENT_SECONDS, Silence
 

@@ -1,7 +1,5 @@
 """What a webhook target may be, and which of them a task goes to."""
 
-from __future__ import annotations
-
 import base64
 import ipaddress
 from dataclasses import replace
@@ -19,17 +17,14 @@ TOPIC = Topic("order.close", 1, 1, target="shop")
 TARGET = Target("shop", "https://example.com/hooks?a=1")
 
 
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("https://example.com/a?b=%20c", "https://example.com/a?b=%20c"),
-        ("HTTPS://Example.COM:443", "https://example.com/"),
-        ("https://[2001:DB8::1]/x", "https://[2001:db8::1]/x"),
-        ("https://example.com?a=/b", "https://example.com/?a=/b"),
-        ("http://localhost:8080/x", "http://localhost:8080/x"),
-        ("https://example.com:8443/x", "https://example.com:8443/x"),
-    ],
-)
+@pytest.mark.parametrize(("url", "expected"), [
+    ("https://example.com/a?b=%20c", "https://example.com/a?b=%20c"),
+    ("HTTPS://Example.COM:443", "https://example.com/"),
+    ("https://[2001:DB8::1]/x", "https://[2001:db8::1]/x"),
+    ("https://example.com?a=/b", "https://example.com/?a=/b"),
+    ("http://localhost:8080/x", "http://localhost:8080/x"),
+    ("https://example.com:8443/x", "https://example.com:8443/x"),
+])  # fmt: skip
 def test_a_url_is_kept_with_scheme_and_host_in_lower_case(url: str, expected: str) -> None:
     allow = Allow(["http://localhost:8080", "https://example.com:8443"])
     found = model.check_url(url, allow)
@@ -104,15 +99,12 @@ def test_no_path_leads_to_another_host(text: str) -> None:
     assert model.check_url(url, model.NOTHING_ALLOWED) == url
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"": "x"}, {"a b": "x"}, {"a:": "x"}, {"a\r\n": "x"}, {"x": "a\r\nb: c"}, {"x": "a\nb"}, {"x": "ä"},
-        {"x": " a"}, {"x": "a "}, {"x": 1}, {"Host": "x"}, {"content-length": "1"}, {"Connection": "close"},
-        {"Transfer-Encoding": "chunked"}, {"Webhook-Id": "1"}, {"TOC-Topic": "x"}, {"traceparent": "x"},
-        {"X-A": "1", "x-a": "2"}, {f"h{n}": "x" for n in range(51)}, {"x": 8000 * "x"}, ["x"],
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("headers", [
+    {"": "x"}, {"a b": "x"}, {"a:": "x"}, {"a\r\n": "x"}, {"x": "a\r\nb: c"}, {"x": "a\nb"}, {"x": "ä"},
+    {"x": " a"}, {"x": "a "}, {"x": 1}, {"Host": "x"}, {"content-length": "1"}, {"Connection": "close"},
+    {"Transfer-Encoding": "chunked"}, {"Webhook-Id": "1"}, {"TOC-Topic": "x"}, {"traceparent": "x"},
+    {"X-A": "1", "x-a": "2"}, {f"h{n}": "x" for n in range(51)}, {"x": 8000 * "x"}, ["x"],
+])  # fmt: skip
 def test_a_header_that_could_change_the_request_is_refused(headers: object) -> None:
     with pytest.raises(InvalidTarget, match="header"):
         model.check_headers(headers)
@@ -124,15 +116,12 @@ def test_a_refused_header_is_named_without_its_value() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"name": ""}, {"name": "a/b"}, {"name": 1}, {"timeout": 0}, {"timeout": 301}, {"timeout": "1"},
-        {"timeout": float("nan")}, {"concurrency": 0}, {"concurrency": 1.5}, {"concurrency": True},
-        {"rate": 0}, {"rate": float("inf")}, {"dead_on": frozenset({500})}, {"dead_on": [400]},
-        {"topics": ()}, {"topics": "*"}, {"topics": ("a b",)}, {"topics": ("*",) * 101}, {"topics": (1,)},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("change", [
+    {"name": ""}, {"name": "a/b"}, {"name": 1}, {"timeout": 0}, {"timeout": 301}, {"timeout": "1"},
+    {"timeout": float("nan")}, {"concurrency": 0}, {"concurrency": 1.5}, {"concurrency": True},
+    {"rate": 0}, {"rate": float("inf")}, {"dead_on": frozenset({500})}, {"dead_on": [400]},
+    {"topics": ()}, {"topics": "*"}, {"topics": ("a b",)}, {"topics": ("*",) * 101}, {"topics": (1,)},
+])  # fmt: skip
 def test_a_limit_out_of_range_is_refused_by_name(change: dict[str, object]) -> None:
     (field,) = change
     with pytest.raises(InvalidTarget, match="target" if field == "name" else field):
@@ -168,9 +157,7 @@ def test_during_a_rotation_both_secrets_sign_the_new_one_first() -> None:
         ({"url": "https://example.com/x"}, Route("shop", "", "https://example.com/x")),
     ],
 )
-def test_a_task_goes_to_what_is_named_with_it_or_to_its_topics_target(
-    named: dict[str, str], expected: Route
-) -> None:
+def test_a_task_goes_to_what_it_names_or_to_its_topics_target(named: dict[str, str], expected: Route) -> None:
     route = model.named_route(named.get("target"), named.get("url"), model.NOTHING_ALLOWED)
     attribute = {"a": 1} | ({} if route is None else {model.ATTRIBUTE: route})
     assert model.route_of(TOPIC, attribute) == expected

@@ -1,7 +1,5 @@
 """The kit for tests of applications: the stages of production on a clock that the test moves."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime as clock
 import re
@@ -16,6 +14,7 @@ import freezegun
 import pytest
 import time_machine
 from harness.patience import until
+from harness.rows import known
 from harness.tables import engine_of
 from sqlalchemy.orm import Session
 
@@ -87,9 +86,7 @@ def test_a_deadline_of_seven_days_runs_at_its_time(toc: Toc, shop: Shop) -> None
     ((_, biz_id, at),) = shop.runs
     assert biz_id == 42
     assert timedelta(0) <= at - task.action_time <= timedelta(milliseconds=2)
-    found = shop.center.get(job_id)
-    assert found is not None
-    assert found.status is PROCESSED
+    assert known(shop.center.get(job_id)).status is PROCESSED
     toc.refute_submitted("order.close")
 
 
@@ -128,8 +125,7 @@ def test_an_error_of_a_handler_fails_the_test_and_the_try(toc: Toc, shop: Shop) 
     assert "in close" in "".join(str(entry) for entry in caught.traceback)
     shop.raises = None
     toc.advance("1m")
-    task = shop.center.get(job_id)
-    assert task is not None
+    task = known(shop.center.get(job_id))
     assert (task.status, task.attempt, shop.ran) == (PROCESSED, 2, [1, 1])
 
 
@@ -180,9 +176,7 @@ def test_a_worker_that_is_killed_is_followed_by_another(toc: Toc, shop: Shop, wh
     job_id = shop.center.submit("order.close", biz_id=1, delay=10)
     toc.kill_worker(before="order.close") if when == "before" else toc.kill_worker(after="order.close")
     toc.advance("1h")
-    task = shop.center.get(job_id)
-    assert task is not None
-    assert task.status is PROCESSED
+    assert known(shop.center.get(job_id)).status is PROCESSED
     assert len(shop.runs) == (1 if when == "before" else 2), "at least once: its outcome was lost"
 
 
@@ -229,9 +223,7 @@ def test_a_passed_deadline_runs_at_once_if_that_is_meant(toc: Toc, shop: Shop) -
         shop.center.submit("order.close", biz_id=1, action_time=long_ago, past="skip")
     now = toc.now
     one = shop.center.submit("order.close", biz_id=1, action_time=long_ago, past="run")
-    task = shop.center.get(one)
-    assert task is not None
-    assert task.action_time == now, "it is late from now on only"
+    assert known(shop.center.get(one)).action_time == now, "it is late from now on only"
     shop.center.submit_many([NewTask("order.close", 2, action_time=long_ago, past="run")])
     later = toc.now + timedelta(hours=1)
     shop.center.submit("order.close", biz_id=3, action_time=later, past="run")
@@ -379,9 +371,7 @@ def test_an_application_of_coroutines_is_tested_as_it_is() -> None:
         with kit.database_away(), pytest.raises(Unavailable):
             await center.submit("order.close", biz_id=3, delay=1800)
         await kit.aadvance("30m")
-        task = await center.get(job_ids[0])
-        assert task is not None
-        assert task.status is PROCESSED
+        assert known(await center.get(job_ids[0])).status is PROCESSED
 
     with Toc() as kit:
         kit.use(center)

@@ -1,17 +1,22 @@
-"""Handlers that take a payload, in the kit; and what a typing mistake is told."""
+"""Handlers that take a payload, in the kit; what a typing mistake is told, here and by type checkers."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.rows import known
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypedDict
 
@@ -19,6 +24,8 @@ from toc import Dead, Retry, Task, TaskStatus, TimeoutCenter
 from toc.model.errors import DuplicateHandler, InvalidHandler, InvalidPayload, InvalidTopic
 from toc.model.raised import Misfit
 from toc.testing import Toc
+
+# Handlers that take a payload, in the kit; and what a typing mistake is told.
 
 
 class CloseOrder(BaseModel):
@@ -63,9 +70,7 @@ def center(toc: Toc) -> TimeoutCenter:
 CLOSE = CloseOrder(order=42, total=Decimal("9.90"), placed=datetime(2030, 1, 31, 12, tzinfo=UTC))
 
 
-def test_a_handler_gets_the_payload_that_was_submitted_and_can_be_called_as_before(
-    toc: Toc, center: TimeoutCenter
-) -> None:
+def test_a_handler_gets_the_payload_submitted_and_is_called_as_ever(toc: Toc, center: TimeoutCenter) -> None:
     got: list[Any] = []
 
     @center.handler("p.model")
@@ -127,9 +132,7 @@ def test_a_payload_longer_than_an_attribute_is_the_body(toc: Toc, center: Timeou
         (CLOSE, "it is a CloseOrder"),
     ],
 )
-def test_what_does_not_fit_is_refused_at_submit(
-    toc: Toc, center: TimeoutCenter, payload: Any, why: str
-) -> None:
+def test_what_does_not_fit_is_refused_early(toc: Toc, center: TimeoutCenter, payload: Any, why: str) -> None:
     @center.handler("p.refused")
     def remind(what: Remind) -> None: ...
 
@@ -161,9 +164,7 @@ def test_a_handler_of_tasks_submits_an_attribute(toc: Toc, center: TimeoutCenter
         plain.submit(toc.tasks()[0], biz_id=1)
 
 
-def test_a_payload_of_another_version_is_given_back_for_an_hour_then_dead(
-    toc: Toc, center: TimeoutCenter
-) -> None:
+def test_a_payload_of_another_version_is_given_back_and_then_dead(toc: Toc, center: TimeoutCenter) -> None:
     @center.handler("p.version")
     def close(order: CloseOrder) -> None: ...
 
@@ -173,18 +174,15 @@ def test_a_payload_of_another_version_is_given_back_for_an_hour_then_dead(
     assert "secret" not in str(told.value)
     looks = 1
     while toc.tasks(status=TaskStatus.PENDING):
-        task = toc.center.get(job_id)
-        assert task is not None
+        task = known(toc.center.get(job_id))
         assert (task.status, task.attempt) == (TaskStatus.PENDING, 1)
         looks += 1
         with suppress(Misfit):
             toc.advance("2h")
     assert 60 <= looks <= 80
-    task = toc.center.get(job_id)
-    assert task is not None
+    task = known(toc.center.get(job_id))
     assert task.status is TaskStatus.DEAD
-    row = toc.center.store.get(job_id)
-    assert row is not None
+    row = known(toc.center.store.get(job_id))
     assert row.last_error is not None
     assert "for an hour" in row.last_error
 
@@ -297,20 +295,15 @@ def unfinished(order: Unfinished) -> None: ...
 def unusable(order: list[CloseOrder]) -> None: ...
 
 
-@pytest.mark.parametrize(
-    ("function", "batch", "told"),
-    [
-        (no_type, None, "Nowhere, cannot be found"),
-        (a_number, None, "its first parameter is a int"),
-        (one_of_many, 5, r"list\[CloseOrder\]"),
-        (three, None, r"after its payload, but is three\(order: .*more: "),
-        (unfinished, None, "its payload Unfinished cannot be used"),
-        (unusable, None, "lists need batch=N"),
-    ],
-)
-def test_a_typing_mistake_is_told_when_the_handler_is_registered(
-    function: Any, batch: Any, told: str
-) -> None:
+@pytest.mark.parametrize(("function", "batch", "told"), [
+    (no_type, None, "Nowhere, cannot be found"),
+    (a_number, None, "its first parameter is a int"),
+    (one_of_many, 5, r"list\[CloseOrder\]"),
+    (three, None, r"after its payload, but is three\(order: .*more: "),
+    (unfinished, None, "its payload Unfinished cannot be used"),
+    (unusable, None, "lists need batch=N"),
+])  # fmt: skip
+def test_a_typing_mistake_is_told_when_a_handler_is_registered(function: Any, batch: Any, told: str) -> None:
     with pytest.raises(InvalidHandler, match=told):
         TimeoutCenter().handler("p.mistake", batch=batch)(function)
 
@@ -419,3 +412,21 @@ def test_hooks_are_told_and_their_failures_harm_nothing(toc: Toc, center: Timeou
     for wrong in (lambda: None, asyncio.sleep):
         with pytest.raises(InvalidHandler):
             center.on_dead(wrong)  # type: ignore[type-var]
+
+
+# Type checkers understand handlers: pyright here; mypy checks the sample with everything else.
+
+SAMPLE = Path(__file__).parents[1] / "typed_sample"
+
+
+def test_pyright_finds_nothing_in_the_sample_but_its_mistakes(tmp_path: Path) -> None:
+    config = {
+        "include": [str(SAMPLE)],
+        "typeCheckingMode": "strict",
+        "enableTypeIgnoreComments": False,
+        "reportUnnecessaryTypeIgnoreComment": "error",
+    }
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+    checker = [sys.executable, "-m", "basedpyright", "-p", str(tmp_path), "--pythonpath", sys.executable]
+    done = subprocess.run(checker, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,13 +1,12 @@
 """The decisions of the protocol, case by case: what a row says of its task, what a try makes of a row."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from harness.rows import known
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import InvalidLease
@@ -50,18 +49,15 @@ def row(**changed: Any) -> TryRow:
     return plain._replace(**changed)
 
 
-@pytest.mark.parametrize(
-    ("status", "place"),
-    [
-        (PENDING, Place.STORE_QUEUE),
-        (PROCESSED, Place.NOWHERE),
-        (CANCELLED, Place.NOWHERE),
-        (DEAD, Place.DEAD_QUEUE),
-        (1, Place.NOWHERE),  # by hand; put back, it would come again at once, for ever
-        (-1, Place.NOWHERE),
-        (127, Place.NOWHERE),
-    ],
-)
+@pytest.mark.parametrize(("status", "place"), [
+    (PENDING, Place.STORE_QUEUE),
+    (PROCESSED, Place.NOWHERE),
+    (CANCELLED, Place.NOWHERE),
+    (DEAD, Place.DEAD_QUEUE),
+    (1, Place.NOWHERE),  # by hand; put back, it would come again at once, for ever
+    (-1, Place.NOWHERE),
+    (127, Place.NOWHERE),
+])  # fmt: skip
 def test_the_status_says_where_the_entry_belongs(status: int, place: Place) -> None:
     assert belongs(row(status=int(status))) is place
 
@@ -76,21 +72,17 @@ SKEW = MAX_CLOCK_SKEW_MS
 @pytest.mark.parametrize(
     ("changed", "what"),
     [
-        ({}, Check.START),
-        ({"next_time": NOW - 3_600_000}, Check.START),
-        ({"next_time": NOW + 1}, Check.SOON),
-        ({"next_time": NOW + SKEW}, Check.SOON),
+        ({}, Check.START), ({"next_time": NOW - 3_600_000}, Check.START),
+        ({"next_time": NOW + 1}, Check.SOON), ({"next_time": NOW + SKEW}, Check.SOON),
         ({"next_time": NOW + SKEW + 1}, Check.ELSEWHERE),  # it was rescheduled, or the entry was too early
-        ({"next_time": NOW + SKEW + 5}, Check.ELSEWHERE),
-        ({"lease": 5000}, Check.LEASED),
-        ({"lease": -1}, Check.LEASED),
-        ({"lease": 5000, "next_time": NOW + SKEW}, Check.LEASED),
+        ({"next_time": NOW + SKEW + 5}, Check.ELSEWHERE), ({"lease": 5000}, Check.LEASED),
+        ({"lease": -1}, Check.LEASED), ({"lease": 5000, "next_time": NOW + SKEW}, Check.LEASED),
         ({"lease": 5000, "next_time": NOW + SKEW + 1}, Check.ELSEWHERE),
         ({"status": int(PROCESSED)}, Check.ELSEWHERE),
         ({"status": int(CANCELLED), "lease": 5000}, Check.ELSEWHERE),
         ({"status": int(DEAD)}, Check.ELSEWHERE),
     ],
-)
+)  # fmt: skip
 def test_an_entry_starts_only_when_its_row_is_pending_due_and_not_leased(
     changed: dict[str, object], what: Check
 ) -> None:
@@ -120,35 +112,29 @@ def test_the_score_carries_the_topics_tries_left_once_one_was_used(attempts: int
 EXPIRES = {"expires_at": NOW + 1000}
 
 
-@pytest.mark.parametrize(
-    ("changed", "what"),
-    [
-        ({"expires_at": NOW}, Check.START),  # to the millisecond
-        ({"expires_at": NOW - 1}, Check.EXPIRED),
-        ({"expires_at": NOW - 1, "attempts": 3}, Check.EXPIRED),
-        ({"expires_at": NOW - 1, "next_time": NOW + 9000}, Check.ELSEWHERE),  # it may be running until then
-        ({"expires_at": NOW - 1, "next_time": NOW + 1}, Check.SOON),
-        ({"expires_at": NOW - 1, "lease": 5000}, Check.LEASED),  # a try that runs may finish
-        ({"expires_at": NOW - 1, "lease": -1}, Check.EXPIRED),
-        ({"expires_at": NOW - 1, "status": int(DEAD)}, Check.ELSEWHERE),
-        ({"expires_at": NOW - 1, "status": int(CANCELLED)}, Check.ELSEWHERE),
-    ],
-)
+@pytest.mark.parametrize(("changed", "what"), [
+    ({"expires_at": NOW}, Check.START),  # to the millisecond
+    ({"expires_at": NOW - 1}, Check.EXPIRED),
+    ({"expires_at": NOW - 1, "attempts": 3}, Check.EXPIRED),
+    ({"expires_at": NOW - 1, "next_time": NOW + 9000}, Check.ELSEWHERE),  # it may be running until then
+    ({"expires_at": NOW - 1, "next_time": NOW + 1}, Check.SOON),
+    ({"expires_at": NOW - 1, "lease": 5000}, Check.LEASED),  # a try that runs may finish
+    ({"expires_at": NOW - 1, "lease": -1}, Check.EXPIRED),
+    ({"expires_at": NOW - 1, "status": int(DEAD)}, Check.ELSEWHERE),
+    ({"expires_at": NOW - 1, "status": int(CANCELLED)}, Check.ELSEWHERE),
+])  # fmt: skip
 def test_no_try_starts_of_a_task_that_has_expired(changed: dict[str, object], what: Check) -> None:
     assert check(row(**changed), now=NOW, taken=NOW) is what
 
 
-@pytest.mark.parametrize(
-    ("changed", "ended"),
-    [
-        ({}, (False, 0, None)),
-        ({"attempts": 2}, (True, 2, None)),  # with its last error
-        ({"crashes": 1}, (True, 0, None)),
-        ({"begun": 1}, (True, 0, None)),  # its worker stopped while it ran, and charged nothing
-        ({"lease": -1}, (True, 1, CRASHED)),
-        ({"lease": -1, "attempts": 2}, (True, 2, CRASHED)),
-    ],
-)
+@pytest.mark.parametrize(("changed", "ended"), [
+    ({}, (False, 0, None)),
+    ({"attempts": 2}, (True, 2, None)),  # with its last error
+    ({"crashes": 1}, (True, 0, None)),
+    ({"begun": 1}, (True, 0, None)),  # its worker stopped while it ran, and charged nothing
+    ({"lease": -1}, (True, 1, CRASHED)),
+    ({"lease": -1, "attempts": 2}, (True, 2, CRASHED)),
+])  # fmt: skip
 def test_an_expired_task_is_dead_only_if_a_try_had_started(
     changed: dict[str, object], ended: tuple[bool, int, str | None]
 ) -> None:
@@ -162,10 +148,7 @@ def test_an_expired_task_is_dead_only_if_a_try_had_started(
     assert (failure.new_crashes, failure.next_time) == (before.crashes, NOW)
 
 
-@pytest.mark.parametrize(
-    ("after", "dead"),
-    [(1.0, False), (1.001, True)],
-)
+@pytest.mark.parametrize(("after", "dead"), [(1.0, False), (1.001, True)])
 def test_a_task_whose_next_try_would_come_after_it_expired_is_dead_at_once(after: float, dead: bool) -> None:
     failure, died = failed(row(**EXPIRES), Retry(timedelta(seconds=after)))
     assert (died, failure.expired, failure.started) == (dead, dead, True)
@@ -179,8 +162,7 @@ def test_a_death_that_is_not_of_its_expiry_does_not_say_so() -> None:
 
 
 def test_a_crash_leaves_an_expired_task_to_the_row_check() -> None:
-    failure = crash(row(expires_at=NOW - 1))
-    assert failure is not None
+    failure = known(crash(row(expires_at=NOW - 1)))
     assert (failure.new_attempts, failure.expired) == (1, False)
 
 
@@ -223,21 +205,15 @@ def test_a_failed_try_is_used_up_and_ends_the_row_of_crashes() -> None:
 @pytest.mark.parametrize(
     ("tries", "attempts", "dead"),
     [
-        (0, 2, False),
-        (0, 3, True),
+        (0, 2, False), (0, 3, True),
         (0, 4, True),  # its topic has fewer tries now
         (0, 65_534, True),
         (1, 0, True),  # fewer than its topic
-        (40, 3, False),
-        (40, 38, False),
-        (40, 39, True),
-        (UNLIMITED - 1, UNLIMITED - 3, False),
-        (UNLIMITED - 1, UNLIMITED - 2, True),
-        (UNLIMITED, UNLIMITED - 2, False),
-        (UNLIMITED, UNLIMITED - 1, False),
-        (UNLIMITED, UNLIMITED, False),
+        (40, 3, False), (40, 38, False), (40, 39, True), (UNLIMITED - 1, UNLIMITED - 3, False),
+        (UNLIMITED - 1, UNLIMITED - 2, True), (UNLIMITED, UNLIMITED - 2, False),
+        (UNLIMITED, UNLIMITED - 1, False), (UNLIMITED, UNLIMITED, False),
     ],
-)
+)  # fmt: skip
 def test_the_tries_of_the_row_decide_death(tries: int, attempts: int, dead: bool) -> None:
     failure, died = failed(row(tries=tries, attempts=attempts), ValueError())
     assert died is dead
@@ -279,19 +255,11 @@ def crash(before: TryRow | None, *, remaining: int = 4, dead: bool = False) -> F
     return after_crash(before, TOPIC, remaining, NOW, LIMIT, dead=dead)
 
 
-@pytest.mark.parametrize(
-    ("changed", "undecided"),
-    [
-        ({}, True),
-        ({"lease": 5_000}, True),
-        ({"next_time": NOW + 1}, True),
-        ({"attempts": 1}, False),
-        ({"crashes": 1}, False),
-        ({"version": 1}, False),
-        ({"status": int(PROCESSED)}, False),
-        ({"status": int(CANCELLED)}, False),
-    ],
-)
+@pytest.mark.parametrize(("changed", "undecided"), [
+    ({}, True), ({"lease": 5_000}, True), ({"next_time": NOW + 1}, True), ({"attempts": 1}, False),
+    ({"crashes": 1}, False), ({"version": 1}, False), ({"status": int(PROCESSED)}, False),
+    ({"status": int(CANCELLED)}, False),
+])  # fmt: skip
 def test_a_refused_failure_counts_for_as_long_as_nothing_has_happened_to_its_task(
     changed: dict[str, Any], undecided: bool
 ) -> None:
@@ -302,26 +270,16 @@ def test_a_refused_failure_of_a_task_without_a_row_is_over() -> None:
     assert not is_undecided(row(), None)
 
 
-@pytest.mark.parametrize(
-    ("tries", "attempts", "remaining", "left"),
-    [
-        (0, 2, 2, 3),
-        (0, 3, 1, 3),
-        (0, 5, 1, 5),  # 5 of 4: retries were lowered
-        (1, 0, 4, 0),
-        (40, 1, 3, 2),
-        (40, 3, 1, 4),
-        (40, 38, 1, 39),
-        (40, 39, 1, 39),
-        (UNLIMITED, UNLIMITED - 1, 1, UNLIMITED),
-        (UNLIMITED, UNLIMITED, 1, UNLIMITED - 30),
-    ],
-)
+@pytest.mark.parametrize(("tries", "attempts", "remaining", "left"), [
+    (0, 2, 2, 3), (0, 3, 1, 3),
+    (0, 5, 1, 5),  # 5 of 4: retries were lowered
+    (1, 0, 4, 0), (40, 1, 3, 2), (40, 3, 1, 4), (40, 38, 1, 39), (40, 39, 1, 39),
+    (UNLIMITED, UNLIMITED - 1, 1, UNLIMITED), (UNLIMITED, UNLIMITED, 1, UNLIMITED - 30),
+])  # fmt: skip
 def test_a_crash_never_uses_up_the_last_try(tries: int, attempts: int, remaining: int, left: int) -> None:
     before = row(tries=tries, attempts=attempts)
     assert TOPIC.remaining(attempts) == remaining
-    failure = crash(before, remaining=remaining)
-    assert failure is not None
+    failure = known(crash(before, remaining=remaining))
     assert (failure.new_attempts, failure.new_crashes) == (left, 1)
     assert failure.error == CRASHED
     again = crash(before._replace(attempts=left), remaining=remaining, dead=True)
@@ -339,17 +297,10 @@ def test_what_the_row_says_already_is_not_charged_again() -> None:
     assert crash(before, remaining=4, dead=True) is None, "its holder is known to be dead"
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"status": int(PROCESSED)},
-        {"status": int(CANCELLED)},
-        {"status": int(DEAD)},
-        {"lease": 1},
-        {"next_time": NOW + 1},
-        {"crashes": LIMIT},
-    ],
-)
+@pytest.mark.parametrize("changed", [
+    {"status": int(PROCESSED)}, {"status": int(CANCELLED)}, {"status": int(DEAD)}, {"lease": 1},
+    {"next_time": NOW + 1}, {"crashes": LIMIT},
+])  # fmt: skip
 def test_nothing_is_charged(changed: dict[str, object]) -> None:
     assert crash(row(**changed)) is None
 
@@ -363,8 +314,7 @@ def test_a_lease_that_ran_out_is_a_crash() -> None:
 
 
 def test_crashes_stay_within_their_column() -> None:
-    failure = after_crash(row(crashes=MAX_CRASHES), TOPIC, 4, NOW, MAX_CRASHES + 9, dead=False)
-    assert failure is not None
+    failure = known(after_crash(row(crashes=MAX_CRASHES), TOPIC, 4, NOW, MAX_CRASHES + 9, dead=False))
     assert failure.new_crashes == MAX_CRASHES
 
 
@@ -401,22 +351,14 @@ def test_what_becomes_of_an_entry_that_was_not_handed_out(changed: dict[str, Any
     assert unpulled(pulled(**changed), TOPIC) is what
 
 
-@pytest.mark.parametrize(
-    ("changed", "status", "expired", "error"),
-    [
-        ({"attempts": 4}, DEAD, False, LEASE_ENDED),
-        ({"expires_at": NOW - 1}, DEAD, True, LEASE_ENDED),
-        ({"expires_at": NOW - 1, "nonce": b""}, DEAD, True, None),  # dead with its last error
-        ({"expires_at": NOW - 1, "nonce": b"", "attempts": 0}, CANCELLED, True, None),  # it never started
-        (
-            {"expires_at": NOW - 1, "nonce": b"", "attempts": 0, "begun": 1},
-            DEAD,
-            True,
-            None,
-        ),
-        ({"expires_at": NOW - 1, "nonce": b"", "attempts": 0, "crashes": 1}, DEAD, True, None),
-    ],
-)
+@pytest.mark.parametrize(("changed", "status", "expired", "error"), [
+    ({"attempts": 4}, DEAD, False, LEASE_ENDED),
+    ({"expires_at": NOW - 1}, DEAD, True, LEASE_ENDED),
+    ({"expires_at": NOW - 1, "nonce": b""}, DEAD, True, None),  # dead with its last error
+    ({"expires_at": NOW - 1, "nonce": b"", "attempts": 0}, CANCELLED, True, None),  # it never started
+    ({"expires_at": NOW - 1, "nonce": b"", "attempts": 0, "begun": 1}, DEAD, True, None),
+    ({"expires_at": NOW - 1, "nonce": b"", "attempts": 0, "crashes": 1}, DEAD, True, None),
+])  # fmt: skip
 def test_how_a_pulled_task_ends_without_an_answer(
     changed: dict[str, Any], status: TaskStatus, expired: bool, error: str | None
 ) -> None:

@@ -1,7 +1,5 @@
 """The capacity of a target in one process: shares, waits, what happens while Redis is away."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
@@ -74,9 +72,7 @@ def test_a_cancelled_wait_keeps_no_place() -> None:
 
 
 @pytest.mark.parametrize(("limit", "members", "expected"), [(8, 4, 2), (3, 4, 1), (100, 1, 100)])
-def test_while_redis_is_away_each_process_has_its_part_and_at_least_one(
-    limit: int, members: int, expected: int
-) -> None:
+def test_while_redis_is_away_each_process_has_its_part(limit: int, members: int, expected: int) -> None:
     async def test(limiter: Limiter) -> int:
         return (await entered(limiter, limiter.of("shop", limit, None), 120))[0]
 
@@ -136,9 +132,7 @@ def test_a_probe_that_is_cancelled_before_it_begins_leaves_the_probe_to_another_
     run(Redis(), test)
 
 
-def test_who_waits_for_a_silent_target_waits_elsewhere_and_does_not_keep_this_process_from_taking_more() -> (
-    None
-):
+def test_who_waits_for_a_silent_target_waits_elsewhere_and_keeps_no_process_from_taking() -> None:
     async def test(limiter: Limiter) -> None:
         capacity = limiter.of("shop", 2, None)
         first = [asyncio.ensure_future(limiter.enter(capacity)) for _ in range(10)]

@@ -1,7 +1,5 @@
 """The decisions of webhooks: addresses, signatures, requests, answers, the breaker, what postponing does."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import time
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 import standardwebhooks
+from harness.rows import known
 
 from toc.model.errors import InvalidTarget
 from toc.model.raised import Postponed, Sent, Undelivered, raised
@@ -188,9 +187,7 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     for old in ("Tue Nov 14 22:14:50 2023", "Tuesday, 14-Nov-23 22:14:50 GMT"):
         assert retry_after({"Retry-After": old}, now) == 90.0, "in whatever zone this host is"
     for long in ("9" * 10, "9" * 5000):
-        after = retry_after({"Retry-After": long}, now)
-        assert after is not None
-        assert after >= 999_999_999, "so the backoff cap holds"
+        assert known(retry_after({"Retry-After": long}, now)) >= 999_999_999, "so the backoff cap holds"
     for odd in ("-5", "soon", "1e9", ""):
         assert retry_after({"Retry-After": odd}, now) is None
 

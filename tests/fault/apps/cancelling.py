@@ -1,7 +1,5 @@
 """The test application with one topic more, whose handler cancels another task, as ``cancels`` says."""
 
-from __future__ import annotations
-
 from harness import app
 
 from toc import Task

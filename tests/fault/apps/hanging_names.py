@@ -1,7 +1,5 @@
 """The test application in processes in which names that begin with ``hang`` are looked up for a minute."""
 
-from __future__ import annotations
-
 import socket
 import time
 from typing import Any

@@ -5,8 +5,6 @@ One after which the process ends, or serves nobody until it is ended, is in the 
 try that another task's deed has broken off.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import multiprocessing
@@ -150,20 +148,16 @@ DEADLY: dict[str, Callable[[], object]] = {
     **{f"write {what} to the link": partial(_write_to_the_link, line) for what, line in NO_MESSAGES.items()},
 }
 OTHERS: dict[str, Callable[[], object]] = {
-    "raise SystemExit": lambda: sys.exit(2),
-    "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
-    "kill 0": lambda: os.kill(0, signal.SIGTERM),
-    "leak descriptors": _leak_descriptors,
-    "raise the unspeakable": _raise_unspeakable,
-    "raise what is wordy": _raise_wordy,
-    "use copies": _use_copies,
-    "close 0 to 2": _close_standard_streams,
+    "raise SystemExit": lambda: sys.exit(2), "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "kill 0": lambda: os.kill(0, signal.SIGTERM), "leak descriptors": _leak_descriptors,
+    "raise the unspeakable": _raise_unspeakable, "raise what is wordy": _raise_wordy,
+    "use copies": _use_copies, "close 0 to 2": _close_standard_streams,
     "connection at 2": _put_a_connection_in_place_of_stderr,
     "stop the event loop": lambda: asyncio.get_running_loop().stop(),
     "cancel all": lambda: _cancel_all(),
     "cancel all from a thread": lambda: _loops[0].call_soon_threadsafe(_cancel_all),
     "block the event loop": lambda: _block_the_event_loop(),
-}
+}  # fmt: skip
 
 
 def _doing(task: Task) -> bool:

@@ -1,7 +1,5 @@
 """The test application with one topic more, whose handler runs on threads like others."""
 
-from __future__ import annotations
-
 from harness import app
 
 from toc import Task

@@ -1,7 +1,5 @@
 """The test application as it was before it learned two of its topics."""
 
-from __future__ import annotations
-
 from harness import app
 
 from toc import TimeoutCenter

@@ -3,8 +3,6 @@
 A task of them waits for the file that its attribute names with ``until``.
 """
 
-from __future__ import annotations
-
 from harness import app
 
 center = app.center

@@ -1,8 +1,6 @@
 """The test application, which says something in every way that Python has: a line with each handler, and from
 a thread of each process more than any log takes in, while the file named by TOC_TEST_TALK exists."""
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

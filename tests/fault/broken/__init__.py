@@ -4,14 +4,14 @@ Each module patches what its name says when it is imported: as the app of a daem
 submits (``python -m``), or in the test itself. The product has no hooks for any of it. The checker must see
 it, else its praise means nothing.
 
-A guard is left out at three heights: of a whole system, by the *builds* here (test_broken_builds); in the
+A guard is left out at three heights: of a whole system, by the *builds* here (test_broken_builds.py); in the
 process of the *state machine* (tests/property/broken.py); and in the *model* (the mutations of
 spec/searches.toml). A fault is a mutation of the world instead: the test of its number proves that it bit.
 
 | law | what breaks it | seen by |
 | --- | --- | --- |
 | L no loss | acknowledged_first, indexed_first | builds |
-| L | a COMMIT that is not sent again | test_02 |
+| L | a COMMIT that is not sent again | fault 2 |
 | L, T it settles | ``swept`` | state machine, model |
 | E never early | row_check_skipped | builds |
 | E | ``row-check: next_time`` | state machine, model |
@@ -25,9 +25,9 @@ spec/searches.toml). A fault is a mutation of the world instead: the test of its
 | R retries | failure_guard_dropped | builds |
 | R | ``failure-fence``, ``never-the-last`` | state machine, model |
 | T it settles | what a dead gateway has taken stays taken; rows that wait long get no lease | model |
-| I isolation | what hangs, is locked, floods, or is another caller's | test_18, 29, 34, 35, 48, 49, 53 |
-| I | thread_dies, loop_ends | test_25, test_34 |
-| one end of each version | answers that look at no nonce, version, status or time | model, test_45 |
+| I isolation | what hangs, is locked, floods, or is another caller's | faults 18, 29, 34, 35, 48, 49, 53 |
+| I | thread_dies, loop_ends | faults 25, 34 |
+| one end of each version | answers that look at no nonce, version, status or time | model, fault 45 |
 | what is no value is refused | each door's check of it | harness/refused.py, and what is made up there |
 | scripts do what they say | another key, argument or batch | unit/test_index_lua, test_transitions |
 | stored formats stay | another column, key, score, node | contract/test_layout, migration |

@@ -1,7 +1,5 @@
 """An SDK that acknowledges and leaves the row to a thread; its process dies at its twentieth submit."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Failures that are written on a pending row although another try has begun since."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

@@ -4,8 +4,6 @@ What the fence keeps from being run again is kept from it by two other things as
 too: the lease on the row, and that a worker does not start what it is running.
 """
 
-from __future__ import annotations
-
 import re
 
 from harness.app import center

@@ -1,7 +1,5 @@
 """A worker that starts what it is given, also if it is running it."""
 
-from __future__ import annotations
-
 from harness.app import center
 
 from toc.worker.entry import Entry, Held, Inflight

@@ -1,7 +1,5 @@
 """An SDK that writes the index before the row; it dies between the two at its twentieth submit."""
 
-from __future__ import annotations
-
 import os
 import signal
 from itertools import count

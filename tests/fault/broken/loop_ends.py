@@ -3,8 +3,6 @@
 Not a wrong build: nobody knows yet why one would.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

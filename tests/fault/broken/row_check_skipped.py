@@ -1,7 +1,5 @@
 """A worker that runs whatever the index says is due, whatever the row says."""
 
-from __future__ import annotations
-
 from harness.app import center
 
 from toc.model.task import TaskStatus

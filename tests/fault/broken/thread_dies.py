@@ -7,8 +7,6 @@ worker process, once the file of its name is there. With TOC_TEST_NO_TEXT the er
 waits for ever.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

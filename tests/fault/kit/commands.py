@@ -1,7 +1,5 @@
 """Runs commands of ``toc`` with any stdin, stdout and stderr: full, closed, or without a reader."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

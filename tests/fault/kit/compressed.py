@@ -6,8 +6,6 @@ the scheduler but the clock is the real one, over all tables. Prints "ready", re
 works until it is killed, and dies with whoever started it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Gateways with clients of theirs: what the tests of the doors share."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket
@@ -9,12 +7,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from harness.gateway import Gateway, Reply
 from harness.history import History
 from harness.system import System
+from harness.threads import beside
 
 from toc import Topic
 from toc.model.topic import Backoff, Delivery
@@ -92,21 +92,10 @@ class Clients:
     @contextmanager
     def consuming(self, count: int, topics: str, *, most: int = 1, ttr: float = 5.0) -> Iterator[None]:
         """So many consumers pull and ack meanwhile; an ack is repeated until it is answered."""
-        over = threading.Event()
-        threads = [
-            threading.Thread(target=self._consume, args=(n, over, topics, most, ttr), name=f"consumer-{n}")
-            for n in range(count)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
+        with beside(partial(self._consume, n, topics, most, ttr) for n in range(count)):
             yield
-        finally:
-            over.set()
-            for thread in threads:
-                thread.join()
 
-    def _consume(self, turn: int, over: threading.Event, topics: str, most: int, ttr: float) -> None:
+    def _consume(self, turn: int, topics: str, most: int, ttr: float, over: threading.Event) -> None:
         wanted = {"max": most, "wait": 2, "ttr": ttr}
         while not over.is_set():
             with self._lock:

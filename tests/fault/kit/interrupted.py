@@ -7,8 +7,6 @@ that the pools were made for, and that no call waits at the interpreter's end.
 Prints what it found as JSON; what is wrong is listed under "wrong".
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal

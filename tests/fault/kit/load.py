@@ -1,26 +1,23 @@
 """Load: tasks submitted at a steady pace while something breaks, from this process or another one."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
-from types import MappingProxyType
-from typing import Any, Self
+from typing import Any
 
 from harness import forks
 from harness.history import Client
 from harness.patience import until
 from harness.system import System
+from harness.threads import Beside
 
-from toc import NewTask
-from toc.model.errors import TocError
+from toc import NewTask, TocError
 
 TOPICS = ("test.sync", "test.async", "test.batch")
 
@@ -50,7 +47,8 @@ def tasks(
     ]
 
 
-class Load:
+@dataclass(eq=False)
+class Load(Beside):
     """Submits tasks from a thread until the block is left; now and then it cancels or reschedules one.
 
     ``rate`` tasks a second, due ``ahead`` seconds later, of ``biz_ids`` or of all from ``first`` on.
@@ -58,47 +56,29 @@ class Load:
     may occur is for the test to say.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        rate: float,
-        ahead: tuple[float, float] = (0.2, 2.0),
-        cancel: float = 0.05,
-        reschedule: float = 0.0,
-        fail: float = 0.05,
-        attribute: Mapping[str, Any] | Callable[[random.Random], Mapping[str, Any]] = MappingProxyType({}),
-        seed: int | str = 0,
-        first: int = 1_000_000,
-        biz_ids: Iterable[int] | None = None,
-        topics: Sequence[str] = TOPICS,
-    ) -> None:
+    client: Client
+    _: KW_ONLY
+    rate: float
+    ahead: tuple[float, float] = (0.2, 2.0)
+    cancel: float = 0.05
+    reschedule: float = 0.0
+    fail: float = 0.05
+    attribute: Mapping[str, Any] | Callable[[random.Random], Mapping[str, Any]] = field(default_factory=dict)
+    seed: int | str = 0
+    first: int = 1_000_000
+    biz_ids: Iterable[int] | None = None
+    topics: Sequence[str] = TOPICS
+
+    def __post_init__(self) -> None:
+        super().__init__()
         self.job_ids: list[int] = []
         self.errors: Counter[str] = Counter()
         self.raised: dict[str, TocError] = {}
         """The last error of each name."""
         self.slowest = 0.0
         """The longest submit, in seconds."""
-        self._client = client
-        self._rate = rate
-        self._ahead = ahead
-        self._cancel = cancel
-        self._reschedule = reschedule
-        self._fail = fail
-        self._attribute = attribute if callable(attribute) else lambda _: attribute
-        self._topics = topics
-        self._dice = random.Random(seed)
-        self._biz_ids = iter(count(first) if biz_ids is None else biz_ids)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="load")
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_exc: object) -> None:
-        self._over.set()
-        self._thread.join()
+        self._dice = random.Random(self.seed)
+        self._numbers = iter(count(self.first) if self.biz_ids is None else self.biz_ids)
 
     def more(self, count: int) -> None:
         """Wait until so many more have been submitted."""
@@ -108,28 +88,23 @@ class Load:
     def _run(self) -> None:
         began = time.monotonic()
         number = 0
-        while not self._over.wait(max(0.0, began + number / self._rate - time.monotonic())):
-            self._submit(next(self._biz_ids))
+        while not self._over.wait(max(0.0, began + number / self.rate - time.monotonic())):
+            self._submit(next(self._numbers))
             number += 1
-            if self.job_ids and self._dice.random() < self._cancel:
-                self._call(self._client.cancel, self._dice.choice(self.job_ids[-40:]))
-            if self.job_ids and self._dice.random() < self._reschedule:
+            if self.job_ids and self._dice.random() < self.cancel:
+                self._call(self.client.cancel, self._dice.choice(self.job_ids[-40:]))
+            if self.job_ids and self._dice.random() < self.reschedule:
                 later = datetime.now(UTC) + timedelta(seconds=self._dice.uniform(0.2, 4.0))
                 job_id = self._dice.choice(self.job_ids[-40:])
-                self._call(self._client.reschedule, job_id, action_time=later)
+                self._call(self.client.reschedule, job_id, action_time=later)
 
     def _submit(self, biz_id: int) -> None:
         began = time.monotonic()
-        job_id = self._call(
-            self._client.submit,
-            self._topics[biz_id % len(self._topics)],
-            biz_id=biz_id,
-            delay=self._dice.uniform(*self._ahead),
-            attribute={
-                **self._attribute(self._dice),
-                **({"fail": 1} if self._dice.random() < self._fail else {}),
-            },
-        )
+        topic, delay = self.topics[biz_id % len(self.topics)], self._dice.uniform(*self.ahead)
+        asked = dict(self.attribute(self._dice) if callable(self.attribute) else self.attribute)
+        if self._dice.random() < self.fail:
+            asked["fail"] = 1
+        job_id = self._call(self.client.submit, topic, biz_id=biz_id, delay=delay, attribute=asked)
         self.slowest = max(self.slowest, time.monotonic() - began)
         if job_id is not None:
             self.job_ids.append(job_id)

@@ -1,7 +1,5 @@
 """A cluster of this machine as its operator has it: a command line, and hosts that obey systemctl."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Who has which slot: as ZooKeeper tells it, and as the history shows."""
 
-from __future__ import annotations
-
 from harness.final import read_final
 from harness.system import DaemonProcess, System
 

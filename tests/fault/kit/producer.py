@@ -6,8 +6,6 @@
 {"do": "reschedule", "job_ids": [...], "ahead": 2.0}
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Who reads the log of a daemon."""
 
-from __future__ import annotations
-
 import os
 import select
 import threading

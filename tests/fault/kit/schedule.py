@@ -1,7 +1,5 @@
 """When which fault happens: a random schedule that its seed alone decides."""
 
-from __future__ import annotations
-
 import random
 from typing import NamedTuple
 
@@ -25,39 +23,24 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "kill worker": Kind(HOSTS, 0, 0),
-    "pause worker": Kind(HOSTS, 1, 12),
-    "kill host": Kind(HOSTS, 0.5, 8),
-    "pause host": Kind(HOSTS, 1, 12),
-    "kill daemon": Kind(HOSTS, 0, 0),
-    "restart host": Kind(HOSTS, 0, 0),
-    "cut host from MySQL": Kind(HOSTS, 1, 10),
-    "kill gateway": Kind(GATEWAYS, 0.5, 8),
-    "kill HTTP process": Kind(GATEWAYS, 0, 0),
-    "restart gateway": Kind(GATEWAYS, 0, 0),
+    "kill worker": Kind(HOSTS, 0, 0), "pause worker": Kind(HOSTS, 1, 12),
+    "kill host": Kind(HOSTS, 0.5, 8), "pause host": Kind(HOSTS, 1, 12),
+    "kill daemon": Kind(HOSTS, 0, 0), "restart host": Kind(HOSTS, 0, 0),
+    "cut host from MySQL": Kind(HOSTS, 1, 10), "kill gateway": Kind(GATEWAYS, 0.5, 8),
+    "kill HTTP process": Kind(GATEWAYS, 0, 0), "restart gateway": Kind(GATEWAYS, 0, 0),
     "cut gateway from MySQL": Kind(GATEWAYS, 1, 10),
     "kill consumer": Kind(CONSUMERS, 0.2, 4),  # the words for consumers are told in consumers.py
-    "leave": Kind(CONSUMERS, 0, 0),
-    "ack late": Kind(CONSUMERS, 0, 0),
-    "ack elsewhere": Kind(CONSUMERS, 0, 0),
-    "ack twice": Kind(CONSUMERS, 0, 0),
-    "kill Redis": Kind(NODES, 0.2, 6),
-    "wipe Redis": Kind(NODES, 0.2, 4),
-    "pause Redis": Kind(NODES, 0.5, 8),
-    "cut Redis": Kind(NODES, 0.5, 6),
-    "eat replies of Redis": Kind(NODES, 2, 8),
-    "kill MySQL": Kind(DATABASES, 0.2, 4),
-    "pause MySQL": Kind(DATABASES, 1, 8),
-    "read-only MySQL": Kind(DATABASES, 1, 6),
-    "lock a table": Kind(DATABASES, 1, 8),
-    "eat commits": Kind(("application",), 2, 6),
-    "kill ZooKeeper": Kind(("zookeeper",), 1, 15),
-    "pause ZooKeeper": Kind(("zookeeper",), 1, 15),
-    "wipe ZooKeeper": Kind(("zookeeper",), 0.5, 6),
-    "empty ZooKeeper": Kind(("zookeeper",), 0, 0),
-    "fill the log's disk": Kind(("logs",), 1, 10),
-    "hold the interpreter": Kind(("handler",), 26, 30),
-}
+    "leave": Kind(CONSUMERS, 0, 0), "ack late": Kind(CONSUMERS, 0, 0),
+    "ack elsewhere": Kind(CONSUMERS, 0, 0), "ack twice": Kind(CONSUMERS, 0, 0),
+    "kill Redis": Kind(NODES, 0.2, 6), "wipe Redis": Kind(NODES, 0.2, 4),
+    "pause Redis": Kind(NODES, 0.5, 8), "cut Redis": Kind(NODES, 0.5, 6),
+    "eat replies of Redis": Kind(NODES, 2, 8), "kill MySQL": Kind(DATABASES, 0.2, 4),
+    "pause MySQL": Kind(DATABASES, 1, 8), "read-only MySQL": Kind(DATABASES, 1, 6),
+    "lock a table": Kind(DATABASES, 1, 8), "eat commits": Kind(("application",), 2, 6),
+    "kill ZooKeeper": Kind(("zookeeper",), 1, 15), "pause ZooKeeper": Kind(("zookeeper",), 1, 15),
+    "wipe ZooKeeper": Kind(("zookeeper",), 0.5, 6), "empty ZooKeeper": Kind(("zookeeper",), 0, 0),
+    "fill the log's disk": Kind(("logs",), 1, 10), "hold the interpreter": Kind(("handler",), 26, 30),
+}  # fmt: skip
 
 
 class Step(NamedTuple):

@@ -1,7 +1,5 @@
 """Private servers and what befalls them, beyond kill, pause, resume and restart, which every server has."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

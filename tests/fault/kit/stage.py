@@ -28,9 +28,8 @@ from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisCluster, ZooKeeper
 from benchmarks.private import free_port
-from toc import Topic
+from toc import TocError, Topic
 from toc.model.access import Role
-from toc.model.errors import TocError
 from toc.model.topic import Delivery
 from toc.operate.tokens import create_token
 

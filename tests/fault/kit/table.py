@@ -1,7 +1,5 @@
 """The table of faults: one line per test, with the proof that the fault bit and what the checker found."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field

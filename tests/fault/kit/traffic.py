@@ -1,7 +1,5 @@
 """An application for soaks: it submits, cancels and reschedules, whatever happens to the servers."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

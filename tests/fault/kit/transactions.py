@@ -10,8 +10,6 @@ the second to change a task waits for the first. What the application has heard 
 transaction whether it was committed, and which outcomes of changes it was told.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -26,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from harness.rows import known
 from sqlalchemy import BigInteger, Column, Engine, Integer, MetaData, String, Table, create_engine, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -189,8 +188,7 @@ class _Steps:
 
     def cancel_by_biz(self, job_id: int) -> None:
         """One task, the only one of its biz_id."""
-        task = self._center.get(job_id)
-        assert task is not None
+        task = known(self._center.get(job_id))
         self._changes.append(
             (job_id, "by_biz", self._center.cancel_by_biz(TOPIC, task.biz_id, **self._mine()))
         )

@@ -1,7 +1,5 @@
 """Daemons share slots through rows of a real table: joins, handovers, deaths, a table out of reach."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

@@ -13,6 +13,7 @@ import pytest
 from harness import secured
 from harness.clocks import PushedClock
 from harness.coordination import Driven
+from harness.rows import known
 from kazoo.client import KazooClient, KazooState  # type: ignore[import-untyped]  # kazoo has no type information
 
 from benchmarks.local import ZooKeeper
@@ -320,9 +321,7 @@ def test_a_known_death_is_marked_before_the_dead_workers_nodes_vanish(daemons: D
     assert workers is not None
     assert marker[1].czxid < workers[1].pzxid
     for slot in taken_over:
-        claim = daemons.read(f"slots/{slot}")
-        assert claim is not None
-        assert marker[1].czxid < claim[1].czxid
+        assert marker[1].czxid < known(daemons.read(f"slots/{slot}"))[1].czxid
     assert second.coordinator.dead_workers() == first.coordinator.dead_workers() == {"a-1"}
 
 
@@ -377,17 +376,15 @@ def test_an_assignment_that_changed_since_it_was_read_is_not_overwritten(daemons
     daemons.until(lambda: daemons.calm() and first.coordinator.leading)
     root = f"/toc/{daemons.cluster}"
     (leads,) = daemons.onlooker.get_children(f"{root}/leader")
-    there = daemons.read("assignment/order.close")
-    assert there is not None
+    there = known(daemons.read("assignment/order.close"))
     data, version = there[0], there[1].version
     one = Session(Address.parse(daemons.address), root, lambda: None)
     one.start()
     try:
         assert one.write_assignment(leads, [("order.close", b"{}", version + 1)]) == [None]
         assert one.write_assignment(leads, [("order.close", b"{}", -1)]) == [None]
-        assert one.write_assignment(f"{leads}0", [("order.close", b"{}", version)]) == [
-            None
-        ]  # no such leader
+        no_such_leader = one.write_assignment(f"{leads}0", [("order.close", b"{}", version)])
+        assert no_such_leader == [None]
         assert daemons.read("assignment/order.close") == there
         assert one.write_assignment(leads, [("order.close", data, version)]) == [version + 1]
         with pytest.raises(CoordinationUnavailable, match="lost the directory"):
@@ -417,9 +414,7 @@ def test_slots_that_went_to_others_when_the_session_ended_are_dropped(daemons: D
     assert (len(first.slots), len(second.slots)) == (14, 14)
 
 
-def test_slots_are_kept_and_none_of_others_acquired_while_zookeeper_is_away(
-    outage: tuple[Daemons, ZooKeeper],
-) -> None:
+def test_slots_are_kept_and_no_others_acquired_without_zookeeper(outage: tuple[Daemons, ZooKeeper]) -> None:
     daemons, server = outage
     first, second = daemons.start("a", workers=0), daemons.start("b")
     first.join("a-0-x")
@@ -454,9 +449,7 @@ def test_slots_are_kept_and_none_of_others_acquired_while_zookeeper_is_away(
     assert before["b-0"] & second.slots, "an outage must not shuffle everything"
 
 
-def test_what_a_worker_had_taken_over_when_the_connection_is_back_stays_its_own_until_it_lets_go(
-    daemons: Daemons,
-) -> None:
+def test_what_a_worker_had_taken_over_when_the_connection_is_back_stays_its_own(daemons: Daemons) -> None:
     """The claim names the dead worker, and then the one that replaced it."""
     first, _ = daemons.start("a"), daemons.start("b")
     daemons.until(daemons.calm)

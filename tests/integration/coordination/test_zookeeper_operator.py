@@ -1,7 +1,5 @@
 """What operators see and ask for, and how a connection to ZooKeeper is made or refused."""
 
-from __future__ import annotations
-
 import logging
 import socket
 import time
@@ -125,9 +123,7 @@ def drained(cluster: Cluster) -> set[str]:
 
 
 @pytest.mark.parametrize("target", ["h2", "h2-0"])
-def test_a_pinned_slot_goes_to_its_host_or_worker_and_stays_when_pinned_elsewhere(
-    pair: Cluster, target: str
-) -> None:
+def test_a_pinned_slot_goes_to_its_host_or_worker_and_stays_when_repinned(pair: Cluster, target: str) -> None:
     slot = min(pair.running["h1"].claimed()["h1-0"])
 
     def at(host: str) -> bool:
@@ -295,9 +291,7 @@ def silent_host() -> Iterator[str]:
         yield "{}:{}".format(*server.getsockname())
 
 
-def test_a_member_that_is_silent_does_not_keep_an_operator_from_the_others(
-    zookeeper: ZooKeeper, zookeeper_root: str
-) -> None:
+def test_a_silent_member_keeps_no_operator_from_the_others(zookeeper: ZooKeeper, zookeeper_root: str) -> None:
     login, at, rest = zookeeper.url.rpartition("@")
     with silent_host() as silent:
         for _ in range(5):  # kazoo asks them in any order

@@ -1,7 +1,5 @@
 """Bulk jobs: what matched when one was made is changed, whatever ends in between, and nothing else."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections import Counter
@@ -17,19 +15,18 @@ from harness.patience import in_a_moment, until
 from harness.system import NewSystem, System
 
 from benchmarks.local import MariaDB
+from toc import NewTask, TaskStatus, TimeoutCenter
 from toc.model.access import Role, Token
 from toc.model.bulk import KEPT_MS
 from toc.model.clock import Clock
 from toc.model.documents import parse_instant as instant_of
 from toc.model.errors import Busy, InvalidInput, StoreUnavailable, TocError
 from toc.model.sharding import BizId
-from toc.model.task import NewTask, TaskStatus
 from toc.model.verdict import Failure
 from toc.operate.bulk_jobs import MOST_RUNNING, STEP, BulkRunner, work_off
 from toc.operate.operation import Doing, Operation, Record
 from toc.operate.operations import bulk
 from toc.sdk.changes import Changes
-from toc.sdk.client import TimeoutCenter
 from toc.store.records.bulk import LEASE_MS, BulkTable
 from toc.store.servers.server import Statement
 
@@ -303,9 +300,7 @@ def test_another_process_goes_on_and_one_that_was_late_writes_nothing(system: Sy
 
 
 @pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to hang up")
-def test_a_job_waits_for_a_server_that_is_away_says_so_and_goes_on(
-    new_system: NewSystem, mariadb: MariaDB
-) -> None:
+def test_a_job_waits_for_a_server_that_is_away_and_says_so(new_system: NewSystem, mariadb: MariaDB) -> None:
     with Proxy(mariadb.port) as proxy:
         urls = [mariadb.url, through(proxy, mariadb.url)]
         system = new_system(database_urls=urls)
@@ -467,9 +462,7 @@ def ask(gateway: Gateway, kind: str, token: str = "all", **body: Any) -> Any:
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["its process", "the gateway"])
-def test_a_gateway_is_killed_within_a_job_and_another_goes_on(
-    system: System, tmp_path: Path, whole: bool
-) -> None:
+def test_a_gateway_is_killed_within_a_job_others_go_on(system: System, tmp_path: Path, whole: bool) -> None:
     center = system.center
     job_ids, others = submitted(center, 950), submitted(center, 30, OTHER)
     dying = {"TOC_FAILPOINT": "bulk.step-done:4", "TOC_FAILPOINT_ONCE": str(tmp_path / "died")}

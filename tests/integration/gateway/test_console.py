@@ -1,12 +1,9 @@
 """The console: who gets in, what each role sees, and that what users wrote does nothing."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
 import re
-from collections.abc import Iterator
 from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
@@ -19,12 +16,10 @@ from harness.gateway import Gateway
 from harness.patience import until
 from harness.rows import change
 
-from toc.config import Settings
+from toc import Settings, TimeoutCenter, Topic
 from toc.console.pages import PAGES
 from toc.model.access import MATRIX, Role
 from toc.model.lateness import Cause, Episode
-from toc.model.topic import Topic
-from toc.sdk.client import TimeoutCenter
 from toc.store.records.targets import new_key
 from toc.store.tasks.history import FailedTry, line
 
@@ -123,13 +118,6 @@ def test_the_login_page_says_where_it_cannot_work(shared: Gateway) -> None:
     assert "cannot log in" not in stranger.get("/login").text
     behind = stranger.get("/login", Host="gate.example", Sec_Fetch_Site="none")  # a proxy has the certificate
     assert "cannot log in" not in behind.text
-
-
-@pytest.fixture(scope="module")
-def system_gateway(shared: Gateway) -> Iterator[Gateway]:
-    """A gateway of its own, whose only client is known to fail."""
-    with Gateway(shared.system, host="guessed", beside=shared) as gateway:
-        yield gateway
 
 
 def test_every_page_has_a_policy_without_which_no_script_runs(shared: Gateway) -> None:

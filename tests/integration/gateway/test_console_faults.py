@@ -1,7 +1,5 @@
 """Row 52 of the faults, without a browser: what pages say while a server hangs or is gone."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """delay/task's dialect: every answer of every call, as bytes."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

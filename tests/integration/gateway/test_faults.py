@@ -1,13 +1,15 @@
-"""Rows 43, 44 and 47 of the faults: what a gateway does when something ends, hangs or is slow."""
+"""Rows 43, 44 and 47 of the faults, at the dialects too: what a gateway does when something ends,
+hangs or is slow."""
 
-from __future__ import annotations
-
+import asyncio
 import json
 import os
 import select
 import signal
 import socket
 import subprocess
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,15 +17,23 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from harness import dialect, forks
+from harness.dialect import arrived, ask, popped, port_of, receive, send
 from harness.gateway import Gateway, Reply
 from harness.patience import until
 from harness.secured import Tls
 from harness.system import NewSystem, System
 
 from benchmarks.local import MariaDB, RedisServer
+from toc.cli.gateway import http_processes, with_dialects
 from toc.gateway.tasks import BATCH_BYTES
+from toc.model.errors import ConfigError, InvalidInput, StoreUnavailable, UnknownTopic
 from toc.model.sharding import BizId
+from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, Topic
+from toc.pull.pulls import Pulls
+from toc.sdk.batcher import Batcher
+
+# Rows 43, 44 and 47 of the faults: what a gateway does when something ends, hangs or is slow.
 
 DEATHS = """
 import os, sys
@@ -64,9 +74,7 @@ if "toc.gateway.process" in sys.orig_argv:
 
 
 @pytest.mark.parametrize("victim", ["connections", "topics", "beat"])
-def test_a_process_whose_task_on_the_event_loop_dies_says_so_and_is_replaced(
-    system: System, tmp_path: Path, victim: str
-) -> None:
+def test_a_process_whose_loop_task_dies_says_so_and_ends(system: System, tmp_path: Path, victim: str) -> None:
     (tmp_path / "sitecustomize.py").write_text(DEATHS)
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     once = {"TEST_ONCE": str(tmp_path / "once"), "TEST_VICTIM": victim}
@@ -279,9 +287,7 @@ def test_it_starts_outside_loopback_only_if_it_is_protected(system: System) -> N
         assert gateway.call("GET", "/healthz").status == 403
 
 
-def test_a_certificate_that_cannot_be_served_is_refused_before_anything_starts(
-    system: System, tmp_path: Path
-) -> None:
+def test_a_certificate_that_cannot_be_served_is_refused_at_first(system: System, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     tls, other = Tls.make(tmp_path), Tls.make(tmp_path / "other")
     encrypted = tmp_path / "encrypted.pem"
@@ -302,3 +308,155 @@ def test_a_certificate_that_cannot_be_served_is_refused_before_anything_starts(
         refused = forks.run(words, env=system.env, timeout=60)
         assert (refused.returncode, refused.stderr.count("\n")) == (2, 1), refused.stderr
         assert str(secret) in refused.stderr
+
+
+# Rows 43 and 44 of the faults at the dialects: who dies, who leaves, who may come at all.
+
+
+def test_what_was_pulled_of_delay_task_is_processed_once_answered(system: System, tmp_path: Path) -> None:
+    once = tmp_path / "once"
+    with Gateway(
+        system,
+        "--delay-task",
+        "127.0.0.1:0",
+        env={"TOC_FAILPOINT": "pull.sent:1", "TOC_FAILPOINT_ONCE": str(once)},
+    ) as gateway:
+        port = port_of(gateway, "delay-task")
+        task = {"topic": "t", "timing_moment": int(time.time()) + 1, "content": "b"}
+        biz_id = ask(port, "POST", "/delay/task/add", task).json["task_id"]
+
+        def content() -> str | None:
+            return ask(port, "POST", "/delay/task/pull", {"topic": "t"}).json["content"] or None
+
+        assert popped(content) == "b"
+        assert until(once.exists, 5)
+        (found,) = system.center.find(biz_id=biz_id)
+        assert (found.status, system.row(found.job_id).attempts) == (TaskStatus.PENDING, 1)
+
+
+def test_a_client_that_sends_nothing_more_is_handed_nothing_and_told_nothing(system: System) -> None:
+    gateway = Gateway(system, "--youzan", "127.0.0.1:0")
+    try:
+        port = port_of(gateway, "youzan")
+        system.center.store.topics.create(Topic("test.pulled", 90, 4, delivery=Delivery.PULL))
+        token = f"Authorization: Bearer {gateway.tokens['all']}"
+        calls = [
+            (port, "/pop", b'{"topic":"t"}', ()),
+            (gateway.port, "/v1/topics/test.pulled:pull", b'{"wait":5}', (token,)),
+        ]
+        for to, path, body, headers in 5 * calls:  # the end is seen before or after the request
+            with send(to, "POST", path, body, headers) as link:
+                link.shutdown(socket.SHUT_WR)
+                assert link.recv(1000) == b""
+    finally:
+        assert gateway.stop() == 0
+
+
+def test_a_stopping_gateway_answers_its_holds(system: System) -> None:
+    gateway = Gateway(system, "--youzan", "127.0.0.1:0")
+    port = port_of(gateway, "youzan")
+    ask(port, "POST", "/push", {"id": "j", "topic": "t", "delay": 3600, "ttr": 60, "body": ""})
+    holds = [send(port, "POST", "/pop", b'{"topic":"%b"}' % topic) for topic in (b"t", b"unknown")]
+    assert until(lambda: arrived(port, len(holds)))
+    assert gateway.stop() == 0
+    for link in holds:
+        assert receive(link).body.decode() == '{"code":0,"message":"操作成功","data":null}'
+        link.close()
+
+
+def test_ports_of_dialects_open_outside_loopback_only_to_named_networks(system: System) -> None:
+    plain = http_processes("127.0.0.1", 0, 1, None, None, [])
+    with pytest.raises(ConfigError, match="--dialect-from"):
+        with_dialects(plain, {"youzan": "0.0.0.0:0"}, [], [])
+    with pytest.raises(InvalidInput, match="numeric address"):
+        with_dialects(plain, {"youzan": "localhost:0"}, [], [])
+    with pytest.raises(InvalidInput, match="network"):
+        with_dialects(plain, {"youzan": "0.0.0.0:0"}, ["nonsense"], [])
+    gateway = Gateway(
+        system,
+        env={
+            "TOC_GATEWAY_YOUZAN": "0.0.0.0:0",
+            "TOC_GATEWAY_DIALECT_FROM": "192.0.2.0/24 198.51.100.0/24",
+            "TOC_GATEWAY_DIALECT_HOST": "queue.example",
+        },
+    )
+    try:
+        port = port_of(gateway, "youzan")
+        answer = ask(port, "POST", "/get", {"id": "x"}, ["Host: queue.example"])
+        assert answer.status == 200, "this machine may always"
+        assert ask(port, "POST", "/get", {"id": "x"}, ["Host: other.example"]).status == 403
+    finally:
+        assert gateway.stop() == 0
+
+
+# Names of topics that a process does not know, while the server that holds the topics hangs.
+
+HANGS = 200.0
+"""Seconds for which an answer of the server would be waited for."""
+SOON = 60.0
+"""Seconds within which everybody has an answer: long before the server's."""
+
+
+def test_who_names_an_unknown_topic_does_not_wait_until_the_server_of_the_topics_is_back(
+    new_system: NewSystem, mariadb: MariaDB
+) -> None:
+    system = new_system(read_timeout=HANGS)
+    system.create_topics(delivery=Delivery.PULL)
+    center = system.center
+    gateway = Gateway(system)
+    http: list[tuple[str, object]] = [
+        ("/v1/topics/test.new/tasks", {"biz_id": 1, "delay": 60}),
+        ("/v1/topics/test.new:pull", {"wait": 0}),
+        ("/v1/topics/test.sync,test.new:pull", {"wait": 0}),
+    ]
+
+    secret = center.store.identity.lease_secret()
+
+    async def pull() -> object:
+        pulls = Pulls(center, secret)
+        try:
+            return await pulls.pull(["test.new"])
+        finally:
+            await pulls.stop()
+
+    async def batched() -> object:
+        batcher = Batcher(center)
+        try:
+            return await batcher.topic("test.new")
+        finally:
+            await batcher.close()
+
+    calls: list[Callable[[], object]] = [
+        lambda: center.submit("test.new", biz_id=1, delay=60),
+        lambda: center.catalog.of_type(4711),
+        lambda: asyncio.run(pull()),
+        lambda: asyncio.run(batched()),
+    ]
+    try:
+        assert [gateway.call("POST", path, body).status for path, body in http] == [404, 404, 404]
+        with ThreadPoolExecutor(len(http) * 5 + len(calls)) as threads:
+            mariadb.pause()
+            try:
+                answers = [threads.submit(gateway.call, "POST", path, body) for path, body in http * 5]
+                errors = [threads.submit(call) for call in calls]
+                for answer in answers:
+                    reply = answer.result(SOON)
+                    assert (reply.status, reply.body["type"]) == (503, "/docs#unavailable")
+                for error in errors:
+                    with pytest.raises(StoreUnavailable):
+                        error.result(SOON)
+            finally:
+                mariadb.resume()
+
+        def told() -> bool:
+            try:
+                center.catalog.get("test.new")
+            except UnknownTopic:
+                return True
+            except StoreUnavailable:  # the read that hung has yet to end
+                return False
+            return False
+
+        assert until(told)
+    finally:
+        gateway.stop()

@@ -1,7 +1,5 @@
 """``toc import``: what other queues' Redis holds becomes tasks, on data that their layouts describe."""
 
-from __future__ import annotations
-
 import json
 import struct
 import time
@@ -17,6 +15,7 @@ from conftest import Launch
 from harness import forks
 from harness.gateway import Gateway
 from harness.lmstfy import exchange, port_of
+from harness.rows import known
 from harness.system import System
 
 from benchmarks.local import RedisServer
@@ -152,9 +151,7 @@ def test_every_state_of_lmstfy_is_taken_over_as_it_is(system: System, other: red
     assert rows["running"].action_time == (data.now + 40) * 1000
     assert rows["running"].expires_at == rows["dead"].expires_at == 0
     assert attribute_of(rows["ready"]) == {"namespace": "ns", "queue": "b", "attributes": {"color": "red"}}
-    task = system.center.get(rows["ready"].job_id)
-    assert task is not None
-    assert task.body == b"\x00\xff"
+    assert known(system.center.get(rows["ready"].job_id)).body == b"\x00\xff"
 
 
 _JOBS = ("delayed", "running", "last", "ready", "dead", "stray")
@@ -192,9 +189,7 @@ def test_an_import_that_is_killed_goes_on_and_nothing_is_lost_or_doubled(
     assert dead == {job_id for job_id, number in jobs.items() if number % 5 == 0}
 
 
-def test_what_became_of_a_job_here_is_left_as_it_is_by_a_further_import(
-    system: System, other: redis.Redis
-) -> None:
+def test_what_became_of_a_job_here_is_left_by_a_further_import(system: System, other: redis.Redis) -> None:
     data = LmstfyData(other)
     ready, dead = data.job("a", b"x"), data.job("a", b"y")
     data.listed("q", "a", ready, 3)
@@ -214,9 +209,7 @@ def test_what_became_of_a_job_here_is_left_as_it_is_by_a_further_import(
     assert (report["different"], report["there_before"]) == (1, 2)
 
 
-def test_entries_that_cannot_be_read_are_named_and_fail_the_import(
-    system: System, other: redis.Redis
-) -> None:
+def test_entries_that_cannot_be_read_are_named_and_fail_an_import(system: System, other: redis.Redis) -> None:
     data = LmstfyData(other)
     other.zadd("timer_set", {b"\x05\x00ns": data.now, b"": data.now})
     other.lpush("q/ns/a", b"\x01\x00\xff\xff")
@@ -291,9 +284,7 @@ def test_a_job_of_the_original_is_read_byte_for_byte() -> None:
     assert _fields(b"j", stored) == ("j", "order", 1_800_000_000, 60, "b")
 
 
-def test_ids_whose_jobs_cannot_be_read_are_counted_and_fail_the_import(
-    system: System, other: redis.Redis
-) -> None:
+def test_ids_of_jobs_that_cannot_be_read_are_counted_and_fail_it(system: System, other: redis.Redis) -> None:
     now = int(time.time())
     youzan_job(other, "good", at=now + 60)
     other.set("text", b"value")
@@ -339,9 +330,7 @@ def test_every_state_of_youzans_queue_is_taken_over(system: System, other: redis
     assert (report["imported"], report["there_before"]) == (0, 3)
 
 
-def test_a_job_whose_id_was_pushed_to_the_new_port_meanwhile_is_left_as_it_is(
-    system: System, other: redis.Redis
-) -> None:
+def test_a_job_that_was_pushed_to_the_new_port_meanwhile_is_left(system: System, other: redis.Redis) -> None:
     now = int(time.time())
     for name in ("moved", "kept"):
         youzan_job(other, name, at=now + 3600)

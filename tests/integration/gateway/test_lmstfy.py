@@ -1,7 +1,5 @@
 """lmstfy's API on a gateway: the bytes of every answer, and what becomes of jobs."""
 
-from __future__ import annotations
-
 import re
 import threading
 import time

@@ -1,7 +1,5 @@
 """Consumers that pull over HTTP: what they are handed, how it ends, and who leaves or dies in between."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -214,9 +212,7 @@ def test_what_is_asked_over_tls_before_an_answer_was_read_is_answered_as_well(pu
 
 
 @pytest.mark.parametrize("stopped", [False, True], ids=["running", "standing still"])
-def test_clients_that_left_while_they_waited_get_nothing_and_nothing_is_charged(
-    gateway: Gateway, stopped: bool
-) -> None:
+def test_clients_that_left_while_they_waited_get_and_cost_nothing(gateway: Gateway, stopped: bool) -> None:
     """Also if the process finds both at once: that they have left, and that tasks are due."""
     asked = [_ask(gateway) for _ in range(40)]
     assert until(lambda: arrived(gateway.port, len(asked)), 10)
@@ -261,9 +257,7 @@ def _request(gateway: Gateway, **wanted: Any) -> bytes:
     )
 
 
-def test_metrics_tell_what_is_pulled_how_much_is_handed_out_and_whether_the_gateway_can_serve(
-    pulled: System,
-) -> None:
+def test_metrics_tell_what_is_pulled_what_is_handed_out_and_whether_a_gateway_serves(pulled: System) -> None:
     gateway = Gateway(pulled, env=ANY_ADDRESS)
 
     def told(sample: str) -> float | None:

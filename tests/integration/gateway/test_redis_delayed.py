@@ -1,7 +1,5 @@
 """redis-delayed's dialect: every answer of every call, as bytes."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,9 +1,5 @@
-"""Requests that no client should send: each gets its problem, which names the field; none a trace.
-
-What is wrong in a field or a parameter is made up from the calls that there are.
-"""
-
-from __future__ import annotations
+"""Requests that no client should send: each gets its problem, which names the field;
+none a 500 or a trace."""
 
 import json
 import random
@@ -14,10 +10,14 @@ from typing import Any
 import pytest
 from harness.gateway import Gateway
 from harness.refused import TASKS
+from hypothesis import HealthCheck, Phase, given, settings
 
 from toc.gateway.app import CALLS
 from toc.gateway.calls import HttpCall
+from toc.gateway.openapi import document
 from toc.gateway.problems import KINDS
+
+# Requests that no client should send: each gets its problem, which names the field; none a trace.
 
 SUBMIT = "/v1/topics/test.sync/tasks"
 PLAIN: dict[str, Any] = {"biz_id": 1, "delay": 60}
@@ -104,9 +104,7 @@ FRAMES: dict[str, tuple[tuple[str, ...], bytes, set[int]]] = {
 
 
 @pytest.mark.parametrize("name", FRAMES)
-def test_a_request_that_is_framed_oddly_is_answered_and_harms_none_after_it(
-    shared: Gateway, name: str
-) -> None:
+def test_an_oddly_framed_request_is_answered_and_harms_none_after_it(shared: Gateway, name: str) -> None:
     lines, body, allowed = FRAMES[name]
     answer = exchange(shared, head(shared, *lines) + body + FOLLOWING)
     found = statuses(answer)
@@ -348,9 +346,7 @@ REQUESTS: dict[tuple[str, str], tuple[Any, int, str, str | None]] = {
 
 
 @pytest.mark.parametrize(("method", "path"), REQUESTS, ids=lambda word: word[:40])
-def test_a_request_that_leads_nowhere_is_answered_as_a_problem(
-    shared: Gateway, method: str, path: str
-) -> None:
+def test_a_request_that_leads_nowhere_gets_a_problem(shared: Gateway, method: str, path: str) -> None:
     body, status, kind, field = REQUESTS[method, path]
     answer = shared.call(method, path, body)
     assert (answer.status, answer.body["type"]) == (status, f"/docs#{kind}"), answer
@@ -429,3 +425,68 @@ def _check_problem(status: int, answer: bytes) -> None:
         assert b"application/problem+json" in answer.partition(b"\r\n\r\n")[0], answer[:600]
         body = re.split(rb"HTTP/1\.1 \d\d\d [A-Z]", answer.partition(b"\r\n\r\n")[2])[0]
         _check(status, json.loads(body), answer[:200])
+
+
+# Requests that Schemathesis makes up from the document: none is answered with a 500, each as documented.
+
+TRIES = settings(
+    max_examples=200,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+"""So many requests for each call, the same in each run. Some are made up with every run, in test_refused."""
+
+
+@pytest.mark.chaos
+def test_no_made_up_request_is_answered_otherwise_than_documented(shared: Gateway) -> None:
+    import schemathesis  # a second of a processor, for each process of a run
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+    excluded = [
+        not_a_server_error,  # 503 is documented; 500 is looked for below
+        positive_data_acceptance,  # a value may fit the document and not the system: a time in the past
+    ]
+    schema = schemathesis.openapi.from_dict(shared.call("GET", "/openapi.json").body)
+    operations: list[Any] = [found.ok() for found in schema.get_all_operations()]  # type: ignore[union-attr]
+    address = f"http://127.0.0.1:{shared.port}"
+    headers = {"Authorization": f"Bearer {shared.tokens['all']}"}
+    made = 0
+    for operation in operations:
+
+        def call(case: Any) -> None:
+            nonlocal made
+            made += 1
+            response = case.call(base_url=address, headers=headers)
+            assert response.status_code not in (500, 502), response.text
+            case.validate_response(response, excluded_checks=excluded)
+
+        TRIES(given(operation.as_strategy())(call))()  # type: ignore[no-untyped-call]
+    assert made > 100
+    assert "call_failed" not in shared.told()
+    assert "Traceback" not in shared.told()
+
+
+def test_the_document_has_nothing_that_generators_trip_over() -> None:
+    found = document(CALLS)
+    schemas = found["components"]["schemas"]
+    assert not [name for name in schemas if "__" in name], "two schemas of one name"
+
+    def look(node: Any, where: str) -> None:
+        if isinstance(node, dict):
+            assert not isinstance(node.get("title"), str) or where == "/info", where
+            assert "*/*" not in node, where
+            assert "default" not in node or where.endswith("/responses"), where
+            for key, value in node.items():
+                look(value, f"{where}/{key}")
+        elif isinstance(node, list):
+            for value in node:
+                look(value, where)
+
+    look(found, "")
+    for name in ("Leases", "Nack", "Extend"):
+        assert schemas[name]["not"] == {"required": ["lease", "leases"]}
+        assert "lease" not in schemas[name].get("required", [])

@@ -1,19 +1,36 @@
-"""Submits over HTTP: bodies both ways, names kept, refused or replaced, requests that are repeated."""
-
-from __future__ import annotations
+"""Submits over HTTP: bodies both ways, names, repetitions; why a task is late;
+the programs of examples/gateway."""
 
 import base64
+import io
 import itertools
 import json
+import os
 import secrets
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.gateway import Gateway, Reply
+from harness.patience import until
+from harness.programs import need
+from harness.system import System
 
+from toc import TaskStatus, Topic
+from toc.cli.main import main
 from toc.model.clock import to_ms
 from toc.model.documents import instant as shown
+from toc.model.sharding import BizId
+from toc.model.topic import Delivery, TopicType
+from toc.operate.operation import Doing
+from toc.operate.operations.topics import pause, resume
+
+# Submits over HTTP: bodies both ways, names kept, refused or replaced, requests that are repeated.
 
 TASKS = "/v1/topics/test.sync/tasks"
 numbers = itertools.count(1_000_000, 1000)
@@ -100,21 +117,15 @@ def test_a_body_of_the_largest_size_is_taken_and_a_larger_one_refused(shared: Ga
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "biz_id": {"biz_id": -1},
-    "delay": {"delay": 1e18},
-    "action_time": {"delay": None, "action_time": "2020-01-01T00:00:00Z"},
-    "no-time": {"delay": None},
+    "biz_id": {"biz_id": -1}, "delay": {"delay": 1e18},
+    "action_time": {"delay": None, "action_time": "2020-01-01T00:00:00Z"}, "no-time": {"delay": None},
     "now": {"delay": 0},  # of what the template makes: a timed topic
     "target": {"target": "shop"},  # of what the template makes: a pulled topic
-    "tries": {"tries": 70_000},
-    "attribute": {"attribute": {"a": "x" * 5000}},
-    "reserved": {"attribute": {"toc-webhook": 1}},
-    "dedup_key": {"dedup_key": ""},
-    "expires_at": {"expires_at": "2020-01-01T00:00:00Z"},
-    "body": {"body": "x" * ((1 << 20) + 1)},
-    "base64": {"body_base64": "a*"},
-    "content_type": {"content_type": "a/b"},
-}
+    "tries": {"tries": 70_000}, "attribute": {"attribute": {"a": "x" * 5000}},
+    "reserved": {"attribute": {"toc-webhook": 1}}, "dedup_key": {"dedup_key": ""},
+    "expires_at": {"expires_at": "2020-01-01T00:00:00Z"}, "body": {"body": "x" * ((1 << 20) + 1)},
+    "base64": {"body_base64": "a*"}, "content_type": {"content_type": "a/b"},
+}  # fmt: skip
 
 
 def test_a_refused_submit_creates_no_topic_and_a_valid_one_does(shared: Gateway, biz: int) -> None:
@@ -230,9 +241,7 @@ def test_a_name_is_kept_also_after_its_time(shared: Gateway, biz: int) -> None:
 # --- requests
 
 
-def test_a_repeated_request_gets_the_first_answer_and_another_payload_is_refused(
-    shared: Gateway, biz: int
-) -> None:
+def test_a_repeated_request_gets_the_first_answer_another_payload_none(shared: Gateway, biz: int) -> None:
     key = secrets.token_hex()
     task: dict[str, Any] = {"biz_id": biz, "dedup_key": "k", "on_conflict": "replace"}
     first = submit(shared, **task)
@@ -265,3 +274,156 @@ def test_a_repeated_batch_stores_nothing_twice(shared: Gateway, biz: int) -> Non
     assert len({one["job_id"] for one in first.body["tasks"]}) == 30
     found = shared.call("GET", f"/v1/tasks?biz_id={biz}").body["tasks"]
     assert len(found) == 1
+
+
+# Why a task is late, over HTTP and at the command line; which tasks were, by topic and cause.
+
+
+@pytest.fixture
+def gateway(system: System) -> Any:
+    with Gateway(system) as one:
+        yield one
+
+
+def by_command(system: System, job_id: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What ``toc get`` says of it."""
+    for name, value in system.env.items():
+        if name.startswith("TOC_") and name not in os.environ:
+            monkeypatch.setenv(name, value)
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main(["get", job_id, "--json"]) == 0
+    return json.loads(out.getvalue())["late"]
+
+
+def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(
+    system: System, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operate = {"topic": "test.sync"}
+    pause.perform(Doing(system.center, "ann@ops", pause.right), operate)
+    at = datetime.now(UTC) + timedelta(seconds=0.5)
+    made = gateway.submit(action_time=at.isoformat(), delay=None).body["job_id"]
+    assert gateway.call("GET", f"/v1/tasks/{made}").body["late"] is None
+
+    def late(token: str = "all") -> Any:
+        return gateway.call("GET", f"/v1/tasks/{made}", token=token).body["late"]
+
+    system.wait(late, "it is late", 10)
+    so_far = late()
+    assert so_far["started"] is None
+    assert so_far["sentence"].startswith("It has not started, ")
+    assert "because its topic was paused (since" in so_far["sentence"]
+    gateway.make_token("reads", "read")
+    assert "paused" in late("reads")["sentence"]
+
+    resume.perform(Doing(system.center, "ann@ops", resume.right), {**operate, "rate": 0})
+    system.start(processes=1)
+    system.wait(lambda: not system.pending([int(made)]), "it has run", 10)
+    told = late()
+    assert told["cause"] == "paused"
+    assert told["sentence"].startswith("It started ")
+    assert told["seconds"] == pytest.approx(sum(one["seconds"] for one in told["shares"]))
+    assert datetime.fromisoformat(told["started"]) > at + timedelta(seconds=1)
+    assert by_command(system, made, monkeypatch) == told
+
+
+def test_what_made_tasks_late_is_counted_as_far_as_a_token_sees_it(system: System, gateway: Gateway) -> None:
+    system.center.store.topics.create(Topic("late.now", 90, 4, TopicType.INSTANT, delivery=Delivery.PULL))
+    past = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
+    for n in range(3):
+        made = gateway.call("POST", "/v1/topics/late.now/tasks", {"biz_id": n, "action_time": past})
+        assert made.status == 201, made.body
+    got: list[Any] = []
+    while len(got) < 3:
+        got += gateway.call("POST", "/v1/topics/late.now:pull", {"max": 3, "wait": 10}).body["tasks"]
+    job_id = got[0]["job_id"]
+
+    def causes(query: str = "", token: str = "all") -> Any:
+        answer = gateway.call("GET", f"/v1/late{query}", token=token)
+        assert answer.status == 200, answer.body
+        return answer.body["causes"]
+
+    system.wait(causes, "it is counted", 20)
+    (one,) = causes()
+    assert (one["topic"], one["cause"], one["tasks"]) == ("late.now", "stored_late", 3)
+    assert one["worst_seconds"] > 4
+    assert one["remedy"]
+    assert causes("?cause=backlog") == []
+    assert causes("?topic=test.sync") == []
+    gateway.make_token("others", "read", topics=("test.*",))
+    assert causes(token="others") == []
+    assert gateway.call("GET", "/v1/late?topic=late.now", token="others").status == 404
+    gateway.make_token("its", "read", topics=("late.*",))
+    assert len(causes(token="its")) == 1
+
+    def workers(token: str) -> set[str | None]:
+        episodes = gateway.call("GET", "/v1/late", token=token).body["episodes"]
+        return {one["worker"] for one in episodes if one["topic"] == "late.now"}
+
+    assert (workers("its"), None in workers("all")) == ({None}, False), "a host is named to who sees it"
+    told = gateway.call("GET", f"/v1/tasks/{job_id}").body["late"]
+    assert told["sentence"].startswith("It started 5."), told
+    assert "because it was stored after its time" in told["sentence"]
+
+
+def test_a_pulled_task_that_nobody_asks_for_says_so(system: System, gateway: Gateway) -> None:
+    system.center.store.topics.create(Topic("late.pulled", 91, 4, delivery=Delivery.PULL))
+    made = gateway.submit("late.pulled", delay=0.1).body["job_id"]
+    system.wait(lambda: gateway.call("GET", f"/v1/tasks/{made}").body["late"], "it is late", 10)
+    assert gateway.call("GET", f"/v1/tasks/{made}").body["late"]["cause"] == "no_consumer"
+    (got,) = gateway.call("POST", "/v1/topics/late.pulled:pull", {"max": 1, "wait": 10}).body["tasks"]
+    assert got["job_id"] == made
+    assert gateway.call("GET", f"/v1/tasks/{made}").body["late"]["cause"] == "no_consumer"
+
+
+# The programs of examples/gateway, run as their readers run them.
+
+ROOT = Path(__file__).parents[3]
+PROGRAMS = {
+    "curl": ["sh", "mailer.sh"],
+    "python": [sys.executable, "mailer.py"],
+    "node": ["node", "mailer.mjs"],
+    "php": ["php", "mailer.php"],
+}
+
+
+@pytest.mark.parametrize("language", PROGRAMS)
+def test_a_producer_and_a_consumer_get_each_mail_sent(system: System, tmp_path: Path, language: str) -> None:
+    """The gateway dies after it has stored the first task and before it answers: that is repeated."""
+    need("curl")
+    need(PROGRAMS[language][0])
+    system.center.store.topics.create(Topic("mail.send", 70, 4, delivery=Delivery.PULL))
+    once = tmp_path / "once"
+    gateway = Gateway(system, env={"TOC_FAILPOINT": "batch.rows-stored", "TOC_FAILPOINT_ONCE": str(once)})
+    log = tmp_path / "consumer.log"
+    env = {**os.environ, "TOC": f"http://127.0.0.1:{gateway.port}", "TOKEN": gateway.tokens["all"]}
+    directory = ROOT / "examples" / "gateway"
+    try:
+        for _ in range(2):
+            subprocess.run(
+                [*PROGRAMS[language], "produce", "ada", "grace"],
+                cwd=directory,
+                env=env,
+                check=True,
+                timeout=120,
+            )
+        assert once.exists()
+        with log.open("wb") as output:
+            consumer = subprocess.Popen(
+                [*PROGRAMS[language], "consume"], cwd=directory, env=env, stdout=output, stderr=output
+            )
+        try:
+            rows = [system.center.store.find(BizId.of(name)) for name in ("ada", "grace")]
+            assert [len(found) for found in rows] == [1, 1]
+            job_ids = [found[0].job_id for found in rows]
+            assert until(lambda: not system.pending(job_ids), 60), log.read_text()
+            consumer.send_signal(signal.SIGTERM)
+            assert consumer.wait(60) == 0, log.read_text()
+        finally:
+            consumer.kill()
+            consumer.wait()
+        sent = sorted(line.split()[1] for line in log.read_text().splitlines() if line.startswith("sent "))
+        assert sent == ["ada", "grace"], log.read_text()
+        assert {system.row(job_id).status for job_id in job_ids} == {TaskStatus.PROCESSED}
+    finally:
+        gateway.stop()

@@ -1,7 +1,5 @@
 """Youzan's dialect: every answer of every command, as bytes."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """permits.lua: one limit shared by the processes that ask, and by those that send to one target."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import Counter
@@ -102,9 +100,7 @@ def test_a_process_that_has_sent_leaves_places_to_one_that_comes_later(
     two(test, of_a_host)
 
 
-def test_after_a_burst_a_process_leaves_places_to_others_although_it_goes_on_sending(
-    two: Callable[..., None],
-) -> None:
+def test_after_a_burst_a_process_leaves_places_to_others_though_it_goes_on(two: Callable[..., None]) -> None:
     async def test(first: Limiter, second: Limiter) -> None:
         one = first.of("shop", 10, None)
         await asyncio.gather(*(first.enter(one) for _ in range(10)))
@@ -135,9 +131,7 @@ async def _busy(limiter: Limiter, capacity: Capacity, sent: Counter[str], name: 
 
 
 @pytest.mark.parametrize(("limit", "tasks"), [(1, 8), (4, 20)])
-def test_a_process_that_is_always_busy_does_not_keep_a_limit_from_the_others(
-    queues: Queues, limit: int, tasks: int
-) -> None:
+def test_a_busy_process_does_not_keep_a_limit_from_the_others(queues: Queues, limit: int, tasks: int) -> None:
     sent: Counter[str] = Counter()
 
     async def whole() -> None:
@@ -164,18 +158,14 @@ def test_a_process_that_is_always_busy_does_not_keep_a_limit_from_the_others(
     assert all(sent[name] >= 15 for name in ("first", "second", "third")), sent
 
 
-def test_what_one_process_no_longer_uses_another_one_has_in_a_moment(queues: Queues) -> None:
+async def test_what_one_process_no_longer_uses_another_one_has_in_a_moment(queues: Queues) -> None:
     """A burst in one, then a burst in the other: nobody is put off for a target that can take all."""
-
-    async def whole() -> None:
-        first, second = (Limiter(queues.permits, name, lambda: 2) for name in ("first", "second"))
-        try:
-            capacity, other = first.of("shop", 100, None), second.of("shop", 100, None)
-            assert all(await asyncio.gather(*(_send(first, capacity, 0.01) for _ in range(150))))
-            assert capacity.granted > 50
-            assert all(await asyncio.gather(*(_send(second, other, 0.01) for _ in range(150))))
-        finally:
-            first.close()
-            second.close()
-
-    asyncio.run(whole())
+    first, second = (Limiter(queues.permits, name, lambda: 2) for name in ("first", "second"))
+    try:
+        capacity, other = first.of("shop", 100, None), second.of("shop", 100, None)
+        assert all(await asyncio.gather(*(_send(first, capacity, 0.01) for _ in range(150))))
+        assert capacity.granted > 50
+        assert all(await asyncio.gather(*(_send(second, other, 0.01) for _ in range(150))))
+    finally:
+        first.close()
+        second.close()

@@ -1,19 +1,21 @@
-"""Each transition: the whole state before, the call, the whole state after."""
-
-from __future__ import annotations
+"""Each transition: the whole state before, the call, the whole state after;
+and what can be no entry of a queue."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
-from integration.index.conftest import Seed
+from integration.index.conftest import Seed, answered
+from structlog.typing import EventDict
 
 from benchmarks.local import RedisServer
-from toc.index.messages import ExpiredRequest, PrepareRequest
+from toc.index.messages import ExpiredRequest, Peek, Prepared, PrepareRequest
 from toc.index.queues import Queues
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import fence
 from toc.model.topic import Slot
+
+# Each transition: the whole state before, the call, the whole state after.
 
 SLOT = Slot("order.close", 3)
 OTHER = Slot("order.close", 4)
@@ -84,8 +86,7 @@ def test_prepare_takes_what_is_due_soonest_first_and_tells_the_next(
 ) -> None:
     before = now_ms()
     seed(SLOT, store={BIG: before - 5.0, BIG - 1: before - 9.0, 3: before - 1.0, 4: FAR})
-    reply = queues.prepare([PrepareRequest(SLOT, 2, 16, 4095)])[SLOT]
-    assert not isinstance(reply, IndexUnavailable)
+    reply = answered(queues.prepare([PrepareRequest(SLOT, 2, 16, 4095)])[SLOT])
     assert reply.entries == [(BIG - 1, fence(16, 4095)), (BIG, fence(16, 4095))]
     assert reply.next_due == before - 1.0
     assert before <= reply.redis_now_ms <= now_ms()
@@ -98,22 +99,17 @@ def test_prepare_takes_nothing_that_came_due_later_than_it_is_to_take(
 ) -> None:
     due = now_ms() - 1_000
     seed(SLOT, store={1: due + 3 / 32, 2: due + 1.0})
-    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 7, due - 1)])[SLOT]
-    assert not isinstance(reply, IndexUnavailable)
+    reply = answered(queues.prepare([PrepareRequest(SLOT, 9, 16, 7, due - 1)])[SLOT])
     assert (reply.entries, reply.next_due, reply.left) == ([], due + 3 / 32, 2)
-    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 7, due)])[SLOT]
-    assert not isinstance(reply, IndexUnavailable)
+    reply = answered(queues.prepare([PrepareRequest(SLOT, 9, 16, 7, due)])[SLOT])
     assert (reply.entries, reply.next_due, reply.left) == ([(1, fence(3, 7))], due + 1.0, 1)
     assert state() == {STORE: {2: due + 1.0}, PREPARE: {1: held(reply.redis_now_ms // 1000, 3, 7)}}
 
 
-def test_prepare_takes_nothing_before_it_is_due(
-    queues: Queues, seed: Seed, state: STATE, now_ms: NOW
-) -> None:
+def test_prepare_takes_nothing_that_is_not_due(queues: Queues, seed: Seed, state: STATE, now_ms: NOW) -> None:
     due = now_ms() + 60_000 + 31 / 32
     seed(SLOT, store={1: due})
-    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 1)])[SLOT]
-    assert not isinstance(reply, IndexUnavailable)
+    reply = answered(queues.prepare([PrepareRequest(SLOT, 9, 16, 1)])[SLOT])
     assert (reply.entries, reply.next_due) == ([], due)
     assert state() == {STORE: {1: due}}
 
@@ -122,8 +118,7 @@ def test_an_entry_is_due_in_the_very_millisecond_of_its_floor(queues: Queues, no
     due = now_ms() + 30
     queues.add({SLOT: [(1, due + 31 / 32)]})
     while True:
-        reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 1)])[SLOT]
-        assert not isinstance(reply, IndexUnavailable)
+        reply = answered(queues.prepare([PrepareRequest(SLOT, 9, 16, 1)])[SLOT])
         assert bool(reply.entries) == (reply.redis_now_ms >= due)
         if reply.entries:
             break
@@ -134,19 +129,15 @@ def test_prepare_carries_the_tries_left_from_the_fraction_of_the_score(
     queues: Queues, seed: Seed, state: STATE, now_ms: NOW, remaining: int
 ) -> None:
     seed(SLOT, store={1: now_ms() - 1_000 + remaining / 32})
-    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 4095)])[SLOT]
-    assert not isinstance(reply, IndexUnavailable)
+    reply = answered(queues.prepare([PrepareRequest(SLOT, 9, 16, 4095)])[SLOT])
     assert reply.entries == [(1, fence(remaining, 4095))]
     assert reply.next_due is None
     assert state() == {PREPARE: {1: held(reply.redis_now_ms // 1000, remaining, 4095)}}
 
 
-def test_an_id_that_is_prepared_keeps_its_entry_and_is_not_taken_twice(
-    queues: Queues, seed: Seed, state: STATE
-) -> None:
+def test_an_id_that_is_prepared_keeps_its_entry_untaken(queues: Queues, seed: Seed, state: STATE) -> None:
     seed(SLOT, store={1: 10.0, 2: 20.0}, prepare={1: held(5, 3, 7)})
-    reply = queues.prepare([PrepareRequest(SLOT, 9, 16, 8)])[SLOT]
-    assert not isinstance(reply, IndexUnavailable)
+    reply = answered(queues.prepare([PrepareRequest(SLOT, 9, 16, 8)])[SLOT])
     assert reply.entries == [(2, fence(16, 8))]
     assert state() == {PREPARE: {1: held(5, 3, 7), 2: held(reply.redis_now_ms // 1000, 16, 8)}}
 
@@ -166,9 +157,7 @@ def test_prepare_of_many_slots_answers_for_each(queues: Queues, seed: Seed, stat
 # --- what acts under the fence ---------------------------------------------------------------------------
 
 
-def test_extend_sets_the_seconds_to_now_and_nothing_else(
-    queues: Queues, seed: Seed, state: STATE, now_ms: NOW
-) -> None:
+def test_extend_sets_the_seconds_to_now_alone(queues: Queues, seed: Seed, state: STATE, now_ms: NOW) -> None:
     seed(SLOT, prepare={BIG: held(5, 31, 4095), BIG - 1: held(5, 1, 0)})
     before = now_ms() // 1000
     assert queues.extend({SLOT: [(BIG, fence(31, 4095)), (BIG - 1, fence(1, 0))]}) == {SLOT: [True, True]}
@@ -188,9 +177,7 @@ def test_a_stale_fence_touches_nothing(queues: Queues, seed: Seed, state: STATE,
     assert state() == before
 
 
-def test_a_whole_score_stands_while_nobody_has_kept_the_entry_alive(
-    queues: Queues, seed: Seed, state: STATE
-) -> None:
+def test_a_whole_score_stands_while_nobody_keeps_it_alive(queues: Queues, seed: Seed, state: STATE) -> None:
     scores = {1: held(5, 3, 7), 2: held(6, 3, 7), 3: held(7, 1, 0), 4: held(8, 3, 7)}
     seed(SLOT, prepare=scores)
     queues.extend({SLOT: [(4, fence(3, 7))]})
@@ -210,9 +197,7 @@ def test_results_come_per_id_in_their_order(queues: Queues, seed: Seed, state: S
     assert state() == {STORE: {2: 50.5}, PREPARE: {4: held(5, 3, 8)}, DEAD: {3: 77.0}}
 
 
-def test_rollback_keeps_the_fraction_and_an_earlier_time_that_stands(
-    queues: Queues, seed: Seed, state: STATE
-) -> None:
+def test_rollback_keeps_the_fraction_and_an_earlier_time(queues: Queues, seed: Seed, state: STATE) -> None:
     seed(SLOT, store={2: 10.0}, prepare={1: held(5, 3, 7), 2: held(5, 3, 7)})
     target = 1_800_000_000_123 + 31 / 32
     queues.rollback({SLOT: [(1, fence(3, 7), target), (2, fence(3, 7), target)]})
@@ -247,18 +232,14 @@ def test_reschedule_moves_earlier_and_later_and_adds(queues: Queues, seed: Seed,
 # --- the dead --------------------------------------------------------------------------------------------
 
 
-def test_restore_dead_leaves_alone_what_is_prepared_and_what_is_there(
-    queues: Queues, seed: Seed, state: STATE
-) -> None:
+def test_restore_dead_leaves_what_is_prepared_or_there(queues: Queues, seed: Seed, state: STATE) -> None:
     seed(SLOT, store={1: 10.0, 4: 40.0}, prepare={2: held(5, 3, 7)}, dead={3: 33.0})
     assert queues.restore_dead({SLOT: [(1, 11), (2, 22), (3, 99)]}) == {SLOT: 1}
     assert queues.restore_dead({SLOT: [(2, 22)]}) == {SLOT: 0}
     assert state() == {STORE: {4: 40.0}, PREPARE: {2: held(5, 3, 7)}, DEAD: {1: 11.0, 3: 33.0}}
 
 
-def test_redrive_moves_the_dead_and_adds_what_the_dead_queue_lost(
-    queues: Queues, seed: Seed, state: STATE
-) -> None:
+def test_redrive_moves_the_dead_and_adds_what_was_lost(queues: Queues, seed: Seed, state: STATE) -> None:
     seed(SLOT, prepare={2: held(5, 3, 7)}, dead={1: 11.0, 2: 22.0, 4: 44.0})
     assert queues.redrive({SLOT: [(1, 100.0), (2, 100.0), (3, 100.0)]}) == {SLOT: 2}
     assert state() == {STORE: {1: 100.0, 3: 100.0}, PREPARE: {2: held(5, 3, 7)}, DEAD: {4: 44.0}}
@@ -356,24 +337,18 @@ def test_many_entries_of_the_future_are_mended_some_at_a_time(
     assert left == [70, 20, 0]
 
 
-def test_entries_under_a_claim_are_listed_however_fresh_and_no_others(
-    queues: Queues, seed: Seed, now_ms: NOW
-) -> None:
+def test_entries_under_a_claim_are_listed_however_fresh(queues: Queues, seed: Seed, now_ms: NOW) -> None:
     seconds = now_ms() // 1000
     entries = {number: held(seconds, 1 + number % 31, number % 4096) for number in range(6_000, 7_300)}
     seed(SLOT, prepare=entries)
     seed(OTHER, prepare={1: held(seconds, 3, 2_000)})
     reply = queues.expired([ExpiredRequest(SLOT, 30, (2_000, 3_203)), ExpiredRequest(OTHER, 30)])
-    found = reply[SLOT]
-    assert not isinstance(found, IndexUnavailable)
-    assert sorted(found) == [(6_096, entries[6_096]), (7_299, entries[7_299])]
+    assert sorted(answered(reply[SLOT])) == [(6_096, entries[6_096]), (7_299, entries[7_299])]
     assert reply[OTHER] == []
 
 
 @pytest.mark.parametrize("claim", [0, 1, 2047, 2048, 4094, 4095])
-def test_claims_next_to_each_other_are_told_apart(
-    queues: Queues, seed: Seed, now_ms: NOW, claim: int
-) -> None:
+def test_claims_beside_each_other_are_told_apart(queues: Queues, seed: Seed, now_ms: NOW, claim: int) -> None:
     seconds = now_ms() // 1000
     near = {BIG - 1: (claim - 1) % 4096, BIG: claim, BIG - 2: (claim + 1) % 4096}
     seed(SLOT, prepare={job_id: held(seconds, 31, number) for job_id, number in near.items()})
@@ -411,9 +386,7 @@ def test_claims_count_up_and_show_the_others(queues: Queues, state: STATE) -> No
     assert state() == {"claims_{order.close_3}": {"next": counter, str(second.number): "two"}}
 
 
-def test_a_number_that_is_held_is_passed_over_and_the_counter_goes_round(
-    queues: Queues, server: RedisServer
-) -> None:
+def test_a_held_number_is_passed_over_and_the_counter_goes_round(queues: Queues, server: RedisServer) -> None:
     key = queues.keys(SLOT).claims
     server.call("HSET", key, "next", 4095, "4095", "a", "0", "b", "1", "c")
     assert queues.claim([SLOT], "me")[SLOT] == (2, {4095: "a", 0: "b", 1: "c"})
@@ -432,24 +405,19 @@ def test_several_numbers_of_several_slots_are_given_back_in_one_call(
     }
 
 
-def test_a_field_of_the_claims_that_is_no_number_keeps_nobody_from_claiming(
-    queues: Queues, server: RedisServer
-) -> None:
+def test_a_field_of_the_claims_that_is_no_number_stops_no_one(queues: Queues, server: RedisServer) -> None:
     key = queues.keys(SLOT).claims
     for field in ("", "x", "-1", "1.5", "0x10", "nan", "9" * 30):
         server.call("HSET", key, field, "stranger")
     server.call("HSET", key, "next", "soon", "7", "a")
-    claim = queues.claim([SLOT], "me")[SLOT]
-    assert not isinstance(claim, IndexUnavailable)
+    claim = answered(queues.claim([SLOT], "me")[SLOT])
     assert 0 <= claim.number <= 4095
     assert claim.others == {7: "a"}
     assert queues.claim([SLOT], "me")[SLOT] == claim
 
 
 @pytest.mark.parametrize("drawn", [256, 257, 4096])
-def test_numbers_that_pile_up_are_released_the_oldest_first(
-    queues: Queues, server: RedisServer, drawn: int
-) -> None:
+def test_numbers_that_pile_up_are_released_by_age(queues: Queues, server: RedisServer, drawn: int) -> None:
     key = queues.keys(SLOT).claims
     numbers = [number % 4096 for number in range(4000, 4000 + drawn)]
     pairs = [word for number in numbers for word in (str(number), f"w{number}")]
@@ -461,11 +429,116 @@ def test_numbers_that_pile_up_are_released_the_oldest_first(
     assert queues.claim([SLOT], "me")[SLOT] == claim
 
 
-def test_generations_tell_where_a_slot_was_rebuilt_and_where_it_is_served(
-    queues: Queues, server: RedisServer, state: STATE
-) -> None:
+def test_generations_tell_where_a_slot_was_rebuilt(queues: Queues, server: RedisServer, state: STATE) -> None:
     serving = str(server.call("INFO", "server")).split("run_id:")[1].split()[0]
     assert queues.generations([SLOT]) == {SLOT: (None, serving)}
     assert queues.set_generations({SLOT: serving}) == {SLOT: True}
     assert queues.generations([SLOT, OTHER]) == {SLOT: (serving, serving), OTHER: (None, serving)}
     assert state() == {"gen_{order.close_3}": serving}
+
+
+# What can be no entry of a queue: it is removed with an alarm, reaches no worker and holds nobody up.
+
+STRAYS = [
+    "", "not-a-number", "-5", "+5", "0", "007", " 7", "7\n", "1_0", "1.5", "1e3", "\u0663", "\u00b2",
+    str(2**63), "9" * 30, "9" * 5000, "{7}", "\x00",
+]  # fmt: skip
+
+
+def members(server: RedisServer, key: str) -> list[str]:
+    return cast(list[str], server.call("ZRANGE", key, 0, -1))
+
+
+def take(queues: Queues, limit: int = 9) -> Prepared:
+    return answered(queues.prepare([PrepareRequest(SLOT, limit, 16, 7)])[SLOT])
+
+
+def alarms(logged: list[EventDict]) -> list[EventDict]:
+    return [event for event in logged if event["event"] == "orphan_dropped"]
+
+
+@pytest.mark.parametrize("stray", STRAYS)
+def test_prepare_takes_a_stray_out_of_both_queues_and_its_neighbours_all_the_same(
+    queues: Queues, server: RedisServer, logged: list[EventDict], stray: str
+) -> None:
+    server.call("ZADD", STORE, 5, stray, 6, 1, 7, BIG, 4 * 10**12, 3)
+    reply = take(queues)
+    assert reply.entries == [(1, fence(16, 7)), (BIG, fence(16, 7))]
+    assert reply.next_due == 4e12
+    assert members(server, STORE) == ["3"]
+    assert sorted(members(server, PREPARE)) == sorted(["1", str(BIG)])
+    (alarm,) = alarms(logged)
+    assert (alarm["log_level"], alarm["slot"], alarm["members"]) == ("error", str(SLOT), 1)
+    assert len(alarm["member"]) <= 40
+    assert alarm["member"].isascii()
+    assert alarm["member"].isprintable()
+    assert take(queues).entries == []
+    assert len(alarms(logged)) == 1
+
+
+def test_thousands_of_strays_leave_with_one_alarm_per_batch_and_slot(
+    queues: Queues, server: RedisServer, seed: Seed, logged: list[EventDict]
+) -> None:
+    seed(OTHER, prepare={1: 5 * 1000 + fence(16, 7)})
+    score = f"{5 * 1000 + fence(16, 7):.17g}"
+    for start in range(0, 3_000, 1_000):
+        words = [word for n in range(start, start + 1_000) for word in (score, f"x{n}")]
+        server.call("ZADD", PREPARE, *words)
+        server.call("ZADD", STORE, *words)
+    requests = [ExpiredRequest(SLOT, 30, (7,)), ExpiredRequest(OTHER, 30, (7,))]
+    assert queues.expired(requests) == {SLOT: [], OTHER: [(1, 5 * 1000 + fence(16, 7))]}
+    assert members(server, PREPARE) == []
+    assert [(alarm["slot"], alarm["members"]) for alarm in alarms(logged)] == [(str(SLOT), 3_000)]
+    batches = 0
+    while take(queues, 500).next_due is not None:
+        batches += 1
+    assert batches == 5
+    assert members(server, STORE) == members(server, PREPARE) == []
+
+
+def test_strays_among_the_dead_are_not_listed_and_go(
+    queues: Queues, server: RedisServer, logged: list[EventDict]
+) -> None:
+    server.call("ZADD", DEAD, 5, "x", 6, "1", "+inf", "2")
+    assert queues.dead_pages({SLOT: 0}, 9) == {SLOT: [1]}
+    assert members(server, DEAD) == ["1"]
+    assert len(alarms(logged)) == 1
+
+
+# --- scores that no task can have ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("score", ["-inf", "-1e300", "-5.5", "0"])
+def test_a_score_before_all_time_is_due_now_and_holds_nobody_up(
+    queues: Queues, server: RedisServer, state: STATE, score: str
+) -> None:
+    server.call("ZADD", STORE, score, 1, 6, 2)
+    peek = queues.peek([SLOT])[SLOT]
+    assert isinstance(peek, Peek)
+    assert peek.next_due == 0.0
+    assert {job_id for job_id, _ in take(queues).entries} == {1, 2}
+    assert list(state()) == [PREPARE]
+
+
+@pytest.mark.parametrize("score", ["+inf", "1e300", "1e17"])
+def test_a_score_after_all_time_is_never_due_and_yields_to_an_earlier_one(
+    queues: Queues, server: RedisServer, score: str
+) -> None:
+    server.call("ZADD", STORE, score, 1)
+    peek = queues.peek([SLOT])[SLOT]
+    assert isinstance(peek, Peek)
+    assert (peek.next_due, peek.store) == (None, 1)
+    assert take(queues)[:2] == ([], None)
+    assert queues.add({SLOT: [(1, 5.0)]}) == {SLOT: 1}
+    assert [job_id for job_id, _ in take(queues).entries] == [1]
+
+
+@pytest.mark.parametrize("score", ["-inf", "-1e300", "-1", "+inf", "1e300", "9007199254740992"])
+def test_an_entry_whose_score_was_never_a_prepare_score_goes_so_that_the_sweep_can_bring_it_back(
+    queues: Queues, server: RedisServer, logged: list[EventDict], score: str
+) -> None:
+    server.call("ZADD", PREPARE, score, 1)
+    assert queues.add({SLOT: [(1, 5.0)]}) == {SLOT: 0}
+    assert queues.expired([ExpiredRequest(SLOT, 30, (7,))]) == {SLOT: []}
+    assert [(alarm["members"], alarm["member"]) for alarm in alarms(logged)] == [(1, "1")]
+    assert queues.add({SLOT: [(1, 5.0)]}) == {SLOT: 1}

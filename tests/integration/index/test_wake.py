@@ -1,7 +1,5 @@
 """Wake-ups: what is due earlier is heard of, what is not is not, and nothing is missed for good."""
 
-from __future__ import annotations
-
 import queue
 import threading
 import time

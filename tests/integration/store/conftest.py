@@ -1,14 +1,13 @@
 """Task tables to test on: one in MariaDB spread over 4 databases, one in SQLite."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import pytest
 from fault.kit.proxy import Proxy, through
 from harness import secured
+from harness.rows import NewRow
 from harness.tables import engine_of
 from sqlalchemy import create_engine
 
@@ -84,9 +83,6 @@ def store(place: Place) -> Iterator[Store]:
 def mysql_store(mysql_place: Place) -> Iterator[Store]:
     with closing(mysql_place.open()) as store:
         yield store
-
-
-NewRow = Callable[..., TaskRow]
 
 
 @pytest.fixture(scope="session")

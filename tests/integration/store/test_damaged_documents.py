@@ -1,7 +1,5 @@
 """What another program has written into a row harms that row alone, and is named; on MariaDB and SQLite."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -49,8 +47,7 @@ def targets(store: Store, name: str) -> None:
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize(
-    ("make", "column"),
-    [(tokens, "topics"), (templates, "policies"), (targets, "settings")],
+    ("make", "column"), [(tokens, "topics"), (templates, "policies"), (targets, "settings")]
 )
 def test_a_damaged_row_of_a_small_table_is_named_and_the_others_are_read(
     store: Store, make: Callable[[Store, str], None], column: str, damage: str

@@ -1,10 +1,9 @@
-"""Tables of the doors: templates, retired biz_types, tokens, the audit; on MariaDB and SQLite."""
+"""Tables of the doors and of topics; on MariaDB and SQLite."""
 
-from __future__ import annotations
-
+import itertools
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -12,12 +11,13 @@ from typing import Any
 import pytest
 from fault.kit.proxy import Proxy
 from harness.clocks import StandingClock
-from harness.rows import change, insert_many
+from harness.rows import NewRow, change, insert_many, known
 
 from toc import NewTask, Settings, TimeoutCenter
 from toc.model.access import Role, Token
 from toc.model.clock import Clock
 from toc.model.errors import (
+    InvalidTopic,
     StoreUnavailable,
     TooManyTopics,
     TopicClosed,
@@ -26,7 +26,7 @@ from toc.model.errors import (
     UnknownToken,
     UnknownTopic,
 )
-from toc.model.task import TaskRow, TaskStatus
+from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, Template, Topic
 from toc.operate.audit import audited
 from toc.operate.templates import ensure_topic
@@ -34,7 +34,7 @@ from toc.operate.tokens import PREFIX, digest, revoke_token
 from toc.store.store import Store
 from toc.store.tasks.select import Selection
 
-NewRow = Callable[..., TaskRow]
+# Tables of the doors: templates, retired biz_types, tokens, the audit; on MariaDB and SQLite.
 
 
 @pytest.fixture
@@ -115,14 +115,10 @@ def test_a_delivery_is_changed_only_while_paused_and_unchanged(store: Store) -> 
     store.topics.alter("delivered", paused=True)
     assert not store.topics.deliver("delivered", 0, Delivery.PULL), "changed since"
     assert store.topics.deliver("delivered", 1, Delivery.PULL)
-    found = store.topics.get("delivered")
-    assert found is not None
-    assert found.delivery is Delivery.PULL
+    assert known(store.topics.get("delivered")).delivery is Delivery.PULL
 
 
-def test_open_tasks_are_counted_and_those_that_are_held_only_while_they_are(
-    fresh_store: Store, new_row: NewRow
-) -> None:
+def test_open_tasks_are_counted_and_held_ones_only_while_held(fresh_store: Store, new_row: NewRow) -> None:
     store = fresh_store
     rows = [new_row(biz_type=9, status=status) for status in (0, 0, 0, 0, 4, 2, 3)]
     insert_many(store, [*rows, new_row(biz_type=8)])
@@ -162,10 +158,7 @@ def test_every_change_has_its_intent_and_what_came_of_it(store: Store) -> None:
         (going_on,) = store.audit.list(10, target="a")
         assert (going_on.result, going_on.ended) == (None, None)
         record["tasks"] = 7
-    with (
-        pytest.raises(UnknownTopic),
-        audited(store, "bob@h", "topic.pause", "b"),
-    ):
+    with pytest.raises(UnknownTopic), audited(store, "bob@h", "topic.pause", "b"):
         raise UnknownTopic("there is no b, says mysql://root:secret@h")
     with pytest.raises(KeyboardInterrupt), audited(store, "bob@h", "topic.pause", "c"):
         raise KeyboardInterrupt
@@ -194,3 +187,50 @@ def test_without_the_audit_nothing_is_changed(through_proxy: Store, proxy: Proxy
         audited(through_proxy, "ann@h", "topic.pause", "a"),
     ):
         pytest.fail("the change was made all the same")
+
+
+# The topic table: two hosts cannot disagree about a topic.
+
+_numbers = itertools.count(5000)
+
+
+@pytest.fixture
+def topic() -> Topic:
+    number = next(_numbers)
+    return Topic(f"order.close-{number}", number, 16)
+
+
+def test_of_many_hosts_that_create_a_topic_one_succeeds(store: Store, topic: Topic) -> None:
+    def create(slots: int) -> str:
+        try:
+            store.topics.create(replace(topic, slot_amount=slots))
+        except TopicExists:
+            return "exists"
+        return "created"
+
+    with ThreadPoolExecutor(8) as threads:
+        assert Counter(threads.map(create, [2**n for n in range(8)])) == {"created": 1, "exists": 7}
+
+
+def test_two_operators_who_alter_at_once_both_have_their_way(store: Store, topic: Topic) -> None:
+    store.topics.create(topic)
+    changes = [{"retries": 5}, {"paused": True}, {"horizon": 600}, {"slot_amount": 64}]
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda change: store.topics.alter(topic.name, **change), changes))
+
+    found = known(store.topics.get(topic.name))
+    assert found.paused_at
+    changed = replace(topic, retries=5, paused=True, horizon=600, slot_amount=64)
+    assert replace(found, paused_at=0) == changed
+
+
+def test_a_slot_amount_only_grows(store: Store, topic: Topic) -> None:
+    store.topics.create(replace(topic, slot_amount=4))
+    with pytest.raises(InvalidTopic, match="is 4 and only grows") as refused:
+        store.topics.alter(topic.name, slot_amount=2, retries=3)
+    assert refused.value.field == "slot_amount"
+    for amount, news, becomes in ((1, False, 4), (4, False, 4), (16, True, 16), (8, False, 16)):
+        assert store.topics.raise_slots(topic.name, amount) is news
+        assert store.topics.get(topic.name) == replace(topic, slot_amount=becomes)
+    assert not store.topics.raise_slots("order.nobody", 8)

@@ -1,15 +1,13 @@
 """What comes due when is counted from the rows, whatever they hold, and kept beside their tables."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from random import Random
 
 import pytest
 from fault.kit.proxy import Proxy, through
-from harness.rows import insert_many
+from harness.rows import NewRow, insert_many, known
 from integration.store import conftest
 from sqlalchemy import create_engine
 
@@ -28,8 +26,6 @@ from toc.store.servers.mysql import MySqlServer
 from toc.store.servers.server import Result, Statement
 from toc.store.store import Store
 from toc.store.tasks.scan import Place, Position
-
-NewRow = Callable[..., TaskRow]
 
 NOW = 1_800_000_000_000 + 17_500
 """Within a minute and an hour."""
@@ -186,9 +182,7 @@ def test_a_table_that_is_away_keeps_its_counts_and_holds_up_no_other(
         assert walking.sums(NEAR, frozenset([table])) == expected(there, NEAR, walking.clock.now_ms())
 
 
-def test_tables_of_another_worker_are_left_and_new_ones_are_counted_at_once(
-    fresh_store: Store, new_row: NewRow
-) -> None:
+def test_tables_of_another_are_left_and_new_ones_counted_at_once(fresh_store: Store, new_row: NewRow) -> None:
     rows = [new_row(next_time=NOW + 30 * MINUTE, biz_type=7) for _ in range(40)]
     insert_many(fresh_store, rows)
     walking = Walking(fresh_store)
@@ -219,9 +213,7 @@ def test_the_walk_takes_a_small_share_of_a_connection(fresh_store: Store, new_ro
         assert busy <= 1.1 * SHARE * part * (walking.clock.ahead - began)
 
 
-def test_a_metric_has_the_same_numbers_of_the_tables_that_are_swept_here(
-    fresh_store: Store, new_row: NewRow
-) -> None:
+def test_a_metric_has_the_same_numbers_of_the_tables_swept_here(fresh_store: Store, new_row: NewRow) -> None:
     delays = [-HOUR, 30 * MINUTE, 2 * HOUR, 3 * 24 * HOUR, 30 * 24 * HOUR]
     rows = [
         new_row(next_time=NOW + delay, biz_type=biz_type)
@@ -316,6 +308,4 @@ def test_counts_that_are_old_or_not_understood_are_named(fresh_store: Store) -> 
     assert old["table"] == fresh_store.name_of(0)
     assert (old["error"], old["age"] > OLD_MS / 1000) == ("old", True)
     assert [one["table"] for one in others] == [fresh_store.name_of(table) for table in (1, 2, 3)]
-    oldest = found.oldest[NEAR.name]
-    assert oldest is not None
-    assert oldest[1] == fresh_store.name_of(0)
+    assert known(found.oldest[NEAR.name])[1] == fresh_store.name_of(0)

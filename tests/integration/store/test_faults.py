@@ -1,7 +1,5 @@
 """Connections that break, servers that hang, locks that are held: what was acknowledged holds."""
 
-from __future__ import annotations
-
 import secrets
 import threading
 import time
@@ -15,7 +13,7 @@ import pytest
 import structlog
 from fault.kit.proxy import Proxy
 from harness.patience import until
-from harness.rows import insert, insert_many
+from harness.rows import NewRow, insert, insert_many, known
 from harness.secured import root_url
 from harness.tables import engine_of, raw
 from sqlalchemy import Engine, create_engine
@@ -26,15 +24,12 @@ from toc.model.clock import Clock
 from toc.model.errors import DedupConflict
 from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
-from toc.model.task import TaskRow
 from toc.model.verdict import Failure, Nack
 from toc.store.migrate import Migrator
 from toc.store.servers.server import Statement
 from toc.store.store import Store
 from toc.store.tasks.batch import Finish, Guard
 from toc.store.tasks.pulls import HandOut
-
-NewRow = Callable[..., TaskRow]
 
 
 @pytest.fixture
@@ -122,9 +117,7 @@ def test_a_finish_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Pro
     assert cases == {row.job_id: Finish.DONE if n else Finish.ALREADY for n, row in enumerate(rows)}
 
 
-def test_a_cancel_whose_answer_was_lost_is_this_calls(
-    through_proxy: Store, proxy: Proxy, new_row: NewRow
-) -> None:
+def test_a_cancel_whose_answer_was_lost_is_ours(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:
     row = new_row()
     insert(through_proxy, row)
     proxy.eat(b"SET status=3")
@@ -161,14 +154,11 @@ def test_a_failed_try_whose_answer_was_lost_is_charged_once(
     guard = through_proxy.fail([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time + 1, "boom")])
     assert proxy.stats.eaten == 1
     assert guard == {row.job_id: Guard.LOST}  # the caller reads again, and finds its own write
-    after = through_proxy.get(row.job_id)
-    assert after is not None
+    after = known(through_proxy.get(row.job_id))
     assert (after.attempts, after.next_time) == (1, row.next_time + 1)
 
 
-def test_a_redrive_whose_answer_was_lost_returns_its_rows(
-    through_proxy: Store, proxy: Proxy, new_row: NewRow
-) -> None:
+def test_a_redrive_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:
     row = new_row()
     insert(through_proxy, row)
     through_proxy.die([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, "boom")])
@@ -209,10 +199,7 @@ def _status(engine: Engine, name: str) -> Any:
 def switched(server_directory: Path, mariadb: MariaDB) -> Iterator[tuple[MariaDB, MariaDB]]:
     """An old primary, which is read-only, and the new one. The shared server is neither."""
     assert mariadb.port  # what starts here needs its program, too
-    with (
-        MariaDB(server_directory / "old-primary") as old,
-        MariaDB(server_directory / "new-primary") as new,
-    ):
+    with MariaDB(server_directory / "old-primary") as old, MariaDB(server_directory / "new-primary") as new:
         user = "CREATE USER 'app'@'127.0.0.1' IDENTIFIED BY 's3cret'"
         for server in (old, new):
             Migrator([server.url], databases=1, tables=1).upgrade()

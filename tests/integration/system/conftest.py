@@ -1,14 +1,11 @@
 """Systems on real servers: one Redis or a Redis Cluster, MariaDB with eight databases, ZooKeeper."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from harness.hands import Pair
-from harness.pulls import Run
 from harness.system import NewSystem, System, small_system
 
 from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
@@ -48,12 +45,6 @@ def runner() -> Iterator[asyncio.Runner]:
     """The event loop of a test and its fixtures."""
     with asyncio.Runner() as runner:
         yield runner
-
-
-@pytest.fixture
-def run(runner: asyncio.Runner) -> Run:
-    """Runs the steps of a test on it."""
-    return lambda steps: runner.run(steps())
 
 
 @pytest.fixture

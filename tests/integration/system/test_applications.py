@@ -1,7 +1,5 @@
 """What an application may do to its programs when it is imported, and its handlers to each other."""
 
-from __future__ import annotations
-
 import re
 import socket
 import subprocess
@@ -123,9 +121,7 @@ def test_no_try_sees_what_another_has_set_in_its_context(system: System, run: Ru
     }
 
 
-def test_a_handler_that_leaves_its_work_to_a_coroutine_which_nobody_awaits_has_failed(
-    system: System, run: Run
-) -> None:
+def test_a_handler_that_leaves_its_work_to_an_unawaited_coroutine_failed(system: System, run: Run) -> None:
     run(HEAD + FORGOTTEN, TOC_MAX_CRASHES="1")
     job_ids = [system.center.submit(topic, biz_id=1, delay=0.1) for topic in TOPICS]
     system.wait(lambda: not system.pending(job_ids), "all have ended:\n" + log_of(system), 60)

@@ -1,7 +1,5 @@
 """Many processes and many servers: each process keeps connections to the servers of its own slots alone."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -43,11 +41,7 @@ def connections(mariadb: MariaDB, users: Mapping[str, int], pids: Iterable[int])
 
 @pytest.mark.chaos  # what nobody uses is closed after a minute
 def test_a_process_keeps_connections_to_the_servers_of_its_slots_alone(
-    new_system: NewSystem,
-    mariadb: MariaDB,
-    database_prefix: str,
-    zookeeper: ZooKeeper,
-    zookeeper_root: str,
+    new_system: NewSystem, mariadb: MariaDB, database_prefix: str, zookeeper: ZooKeeper, zookeeper_root: str
 ) -> None:
     users = {f"server_{number}": number for number in range(SERVERS)}
     with raw(mariadb.url) as root:

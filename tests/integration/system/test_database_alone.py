@@ -1,7 +1,5 @@
 """The database alone: no index, so the rows say what is due, what has begun, and that it is so."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -43,9 +41,7 @@ def test_the_row_alone_answers(alone: System) -> None:
     assert {center.cancel(one) for one in began} == {CancelOutcome.MAY_HAVE_STARTED}
 
 
-def test_a_process_whose_settings_disagree_is_refused_by_name(
-    alone: System, clean_redis: RedisServer
-) -> None:
+def test_a_process_whose_settings_disagree_is_named(alone: System, clean_redis: RedisServer) -> None:
     alone.create_topics()
     identity = alone.center.store.identity
     assert not identity.indexed()
@@ -76,9 +72,7 @@ def test_a_process_whose_settings_disagree_is_refused_by_name(
     assert alone.center.cancel(due) is CancelOutcome.MAY_HAVE_STARTED
 
 
-def test_a_cancel_after_the_due_time_and_before_the_lease_is_in_time(
-    alone: System, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancel_between_due_time_and_lease_counts(alone: System, monkeypatch: pytest.MonkeyPatch) -> None:
     """So is a reschedule: the lease is refused, and the task does not run before its new time."""
     alone.create_topics(slots=1)
     center = TimeoutCenter(alone.settings)

@@ -1,7 +1,5 @@
 """A worker within the application's process, which stays the application's."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 from harness.patience import PATIENCE, until
+from harness.rows import known
 from harness.system import System, small_system
 
 from benchmarks.local import MariaDB
@@ -123,9 +122,7 @@ def test_a_task_says_why_it_was_late_on_one_file_of_sqlite_too(tmp_path: Path) -
             ids = center.submit_many([NewTask("order.close", n, 0.1) for n in range(2)])
 
             def told(job_id: int) -> dict[str, Any] | None:
-                row = center.store.get(job_id)
-                assert row is not None
-                found = why(center, row, center.catalog.get("order.close"))
+                found = why(center, known(center.store.get(job_id)), center.catalog.get("order.close"))
                 return None if found is None else dict(found)
 
             due = max(row.action_time for row in center.store.read(ids).values())
@@ -174,9 +171,7 @@ def test_a_handler_that_never_ends_is_charged_and_others_go_on(shop: Shop) -> No
         shop.ran(1)
         other = shop.center.submit("order.close", biz_id=2, delay=0.1)
         shop.ended(other)
-        task = shop.center.get(stuck)
-        assert task is not None
-        assert task.status is TaskStatus.DEAD
+        assert known(shop.center.get(stuck)).status is TaskStatus.DEAD
         (row,) = workers(shop.center)
         assert row.member.lost_threads == 1
         shop.hang.set()

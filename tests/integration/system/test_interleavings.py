@@ -1,27 +1,26 @@
-"""Orders of events that were wrong once, step by step on real servers. The model in spec/ found most of it.
-
-The loops of two workers (``harness.hands``) are run by hand, in the order that each trace wants. Here: who
-has an entry, who runs it, and who pays for a try. Cancels and leases have files of their own beside this one.
-"""
-
-from __future__ import annotations
+"""Orders of events that were wrong once, step by step on real servers.
+The model in spec/ found most of it."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from harness.hands import SLOT, TOPIC, Pair, in_five_minutes, meanwhile, submit_due
+from harness.hands import SLOT, TOPIC, Pair, in_five_minutes, meanwhile, out_of_reach, submit_due
 from harness.patience import PATIENCE, until
 from harness.tables import raw, task_tables
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.model.scores import store_score
 from toc.model.sharding import table_of_job
+from toc.model.verdict import Failure
+from toc.store.tasks.batch import Guard
 from toc.store.tasks.tries import TakeTries
 from toc.worker import reclaim
 from toc.worker.handover import HAND_OVER_SECONDS
 from toc.worker.reclaim import EMPTY_SECONDS
+
+# Orders of events that were wrong once, step by step on real servers. The model in spec/ found most of it.
 
 
 def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(hands: Pair) -> None:
@@ -132,9 +131,7 @@ def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(hands: Pair) 
     sleeper.end_well(job_id)
 
 
-def test_of_two_owners_the_slower_one_does_not_charge_the_next_try_for_the_crash_of_this_one(
-    hands: Pair,
-) -> None:
+def test_of_two_owners_the_slower_does_not_charge_the_next_try_for_this_ones_crash(hands: Pair) -> None:
     quick, slow = hands
     job_id = quick.take_one()
     quick.forget()
@@ -362,3 +359,97 @@ def test_what_cannot_be_read_does_not_hold_back_what_timed_out_behind_it(hands: 
         assert until(lambda: left_after_a_look() == unread, PATIENCE), "the other one is given back"
         connection.exec_driver_sql(f"RENAME TABLE {name}_away TO {name}")
     assert until(lambda: not left_after_a_look(), PATIENCE), "all are given back"
+
+
+# Orders of events in which a cancel once said more than it could know. See test_interleavings.py.
+
+
+@pytest.mark.parametrize("before", ["a cancel that broke off", "another deadline"])
+@pytest.mark.parametrize("then", ["its end is written meanwhile", "the index is out of reach"])
+def test_a_cancel_knows_a_run_that_began_before_its_row_changed(hands: Pair, before: str, then: str) -> None:
+    worker, _ = hands
+    job_id = worker.begin_one()
+    if before == "another deadline":
+        hands.center.reschedule(job_id, action_time=in_five_minutes())
+    else:
+        hands.center.store.cancel_many([job_id])  # and here its process dies
+    if then == "the index is out of reach":
+        with out_of_reach(hands.redis):
+            assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+        return
+    worker.end()
+    # The row of the cancel is written; it has not asked the index yet.
+    meanwhile(hands.patch, hands.center.queues, "cancel", worker.finish)
+    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_cancel_far_ahead_admits_a_run_for_an_older_deadline_without_an_index(hands: Pair) -> None:
+    worker, _ = hands
+    job_id = worker.take_one()  # it may start at any time
+    hands.center.reschedule(job_id, action_time=in_five_minutes())
+    with out_of_reach(hands.redis):
+        assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_cancel_knows_of_a_run_for_an_older_deadline_that_has_ended(hands: Pair) -> None:
+    worker, _ = hands
+    job_id = worker.begin_one()
+    later = in_five_minutes()
+    assert hands.center.reschedule(job_id, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
+    worker.end_and_finish()
+    row = hands.row(job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
+    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_cancel_of_what_was_taken_and_moved_before_it_started_is_sure(hands: Pair) -> None:
+    worker, _ = hands
+    job_id = hands.center.submit(TOPIC, biz_id=1, delay=300)
+    hands.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(minutes=6))
+    worker.take()
+    assert hands.center.cancel(job_id) is CancelOutcome.CANCELLED
+    assert hands.center.cancel(job_id) is CancelOutcome.CANCELLED
+
+
+def test_a_cancel_knows_of_tries_that_a_redrive_or_a_new_deadline_has_given_back(hands: Pair) -> None:
+    worker, _ = hands
+    failed = worker.fail_one()
+    later = in_five_minutes()
+    assert hands.center.reschedule(failed, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
+    redriven = worker.fail_one()
+    row = hands.row(redriven)
+    last = Failure(
+        row.job_id, row.version, row.attempts, row.crashes, row.attempts + 1, 0, row.next_time, "the last"
+    )
+    assert hands.center.store.die([last]) == {redriven: Guard.APPLIED}
+    assert hands.center.store.redrive([redriven], hands.center.clock.now_ms() + 60_000)
+    for job_id in (failed, redriven):
+        assert (hands.row(job_id).attempts, hands.row(job_id).crashes) == (0, 0)
+        assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+        assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_cancel_knows_of_a_try_that_was_stopped_and_given_back_uncharged(hands: Pair) -> None:
+    worker, _ = hands
+    job_id = worker.begin_one()
+    worker.finisher.give_back_running([e for e in worker.inflight.snapshot() if worker.inflight.settle(e)])
+    worker.finish()
+    row = hands.row(job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
+    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_cancel_knows_of_a_run_for_an_older_deadline_whose_worker_fell_silent(hands: Pair) -> None:
+    worker, other = hands
+    job_id = worker.begin_one()
+    later = in_five_minutes()
+    assert hands.center.reschedule(job_id, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
+    worker.sleep()
+    other.reclaim()
+    row = hands.row(job_id)
+    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0), (
+        "charged to the new deadline"
+    )
+    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+    worker.end()  # awake again

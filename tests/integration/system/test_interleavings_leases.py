@@ -1,7 +1,5 @@
 """Orders of events in which a lease once came too late, or where none was due. See test_interleavings.py."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -56,9 +54,7 @@ def test_a_lease_that_is_asked_for_while_the_entry_is_given_back_is_given_up(han
 
 
 @pytest.mark.parametrize("orphaned", [False, True])
-def test_what_waited_for_its_row_does_not_start_beside_who_has_leased_it_since(
-    hands: Pair, orphaned: bool
-) -> None:
+def test_what_waited_for_its_row_does_not_start_beside_a_new_holder(hands: Pair, orphaned: bool) -> None:
     """MySQL answered late, or its daemon is gone; the slot went to a worker that has no Redis."""
     first, second = hands
     if orphaned:
@@ -179,9 +175,7 @@ def test_a_failure_beside_a_lease_is_charged_once_its_holder_did_not_begin(hands
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_failure_beside_a_lease_is_not_charged_once_its_holder_has_ended(
-    hands: Pair, *, fails: bool
-) -> None:
+def test_a_failure_beside_a_lease_is_not_charged_once_its_holder_ended(hands: Pair, *, fails: bool) -> None:
     first, second = hands
     job_id = begun_and_leased_elsewhere(hands)
     second.start_and_wait()
@@ -364,9 +358,7 @@ def test_a_worker_without_its_daemon_starts_nothing_without_a_lease(hands: Pair)
     orphan.end_well(job_id)
 
 
-def test_a_worker_without_its_daemon_asks_again_for_a_lease_and_starts_the_others_meanwhile(
-    hands: Pair,
-) -> None:
+def test_a_worker_without_its_daemon_asks_again_for_a_lease_and_starts_others_meanwhile(hands: Pair) -> None:
     orphan, _ = hands
     orphan.lose_daemon()
     refused = submit_due(hands.system)
@@ -435,9 +427,7 @@ def test_a_worker_without_its_daemon_takes_nothing_without_redis(hands: Pair) ->
 
 
 @pytest.mark.parametrize("during", ["page", "take"])
-def test_a_slot_that_is_handed_over_during_a_look_without_redis_is_left_to_its_new_owner(
-    hands: Pair, during: str
-) -> None:
+def test_a_slot_handed_over_during_a_look_without_redis_is_its_new_owners(hands: Pair, during: str) -> None:
     """The look takes longer than the handover waits, and Redis is back."""
     former, owner = hands
     job_id = submit_due(hands.system)

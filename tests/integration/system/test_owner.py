@@ -1,7 +1,5 @@
 """What the owner of a slot finds there, and removes or gives back. Its loops turn when the test says so."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from typing import Any
 

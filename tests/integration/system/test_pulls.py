@@ -1,8 +1,8 @@
-"""Pull consumers on real servers: what is handed out, how that ends, and who dies in between."""
-
-from __future__ import annotations
+"""Pull consumers on real servers: what is handed out, how that ends, who dies in between,
+and what fails to tell."""
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from harness.patience import PATIENCE
-from harness.pulls import Run, opened_pulls
+from harness.pulls import opened_pulls
 from harness.rows import change
 from harness.system import System
 
@@ -22,10 +22,14 @@ from toc.index.messages import Peek
 from toc.model.clock import from_ms
 from toc.model.errors import Busy, InvalidLease, StoreUnavailable, TocError
 from toc.model.pull import AckOutcome, LeaseOutcome
+from toc.model.sharding import BizId
 from toc.model.topic import Backoff, Delivery, Slot
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import Pulls
+from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
 from toc.sdk.batcher import MAX_WAITING
+
+# Pull consumers on real servers: what is handed out, how that ends, and who dies in between.
 
 TOPIC = "test.pulled"
 
@@ -111,191 +115,165 @@ def moves_late(gateway: Pulls, monkeypatch: pytest.MonkeyPatch) -> threading.Eve
 
 
 @either
-def test_late_acks_count_and_late_nacks_and_extends_do_not(
-    pulled: System, gateway: Pulls, other: Pulls, run: Run
+async def test_late_acks_count_and_late_nacks_and_extends_do_not(
+    pulled: System, gateway: Pulls, other: Pulls
 ) -> None:
-    async def steps() -> None:
-        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        first = await one(gateway, ttr=1)
-        second = await one(other, ttr=20)
-        assert await gateway.extend([first.lease], ttr=10) == [LeaseOutcome.GONE]
-        assert await gateway.nack([first.lease], dead=True) == [LeaseOutcome.GONE]
-        (until,) = await gateway.extend([second.lease], ttr=25)
-        assert isinstance(until, datetime)
-        assert until > lease_end(second)
-        assert await gateway.extend([second.lease], ttr=600) == [lease_end(second) + timedelta(seconds=10)], (
-            "max_runtime in all"
-        )
-        assert await gateway.ack([first.lease]) == [AckOutcome.LATE], "work that was done was done"
-        assert await other.ack([second.lease]) == [AckOutcome.ALREADY]
-        assert await other.nack([second.lease]) == [LeaseOutcome.GONE]
-        assert pulled.row(job_id).status == TaskStatus.PROCESSED
-
-    run(steps)
+    job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+    first = await one(gateway, ttr=1)
+    second = await one(other, ttr=20)
+    assert await gateway.extend([first.lease], ttr=10) == [LeaseOutcome.GONE]
+    assert await gateway.nack([first.lease], dead=True) == [LeaseOutcome.GONE]
+    (until,) = await gateway.extend([second.lease], ttr=25)
+    assert isinstance(until, datetime)
+    assert until > lease_end(second)
+    assert await gateway.extend([second.lease], ttr=600) == [lease_end(second) + timedelta(seconds=10)], (
+        "max_runtime in all"
+    )
+    assert await gateway.ack([first.lease]) == [AckOutcome.LATE], "work that was done was done"
+    assert await other.ack([second.lease]) == [AckOutcome.ALREADY]
+    assert await other.nack([second.lease]) == [LeaseOutcome.GONE]
+    assert pulled.row(job_id).status == TaskStatus.PROCESSED
 
 
 @pytest.mark.parametrize("answer", ["ack", "nack", "bury", "release"])
-def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_same(
-    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, answer: str, run: Run
+async def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_same(
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, answer: str
 ) -> None:
     """Here nobody sweeps, and ttr is longer than the test waits: nothing else mends what the move undoes."""
     answered = moves_late(gateway, monkeypatch)
-
-    async def steps() -> None:
-        pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        first = await one(gateway, ttr=30)
-        if answer == "ack":
-            assert await gateway.ack([first.lease]) == [AckOutcome.ACKED]
-        elif answer == "release":
-            gateway.release([first])
-        else:
-            await gateway.nack([first.lease], delay=0.1, dead=answer == "bury")
-        await told(gateway, 2)
-        assert entries(pulled) == {"prepared": 1}
-        answered.set()
-        if answer in ("ack", "bury"):
-            await settled(pulled, {} if answer == "ack" else {"dead": 1})
-        else:
-            assert (await one(gateway)).attempt == (2 if answer == "nack" else 1)
-
-    run(steps)
+    pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+    first = await one(gateway, ttr=30)
+    if answer == "ack":
+        assert await gateway.ack([first.lease]) == [AckOutcome.ACKED]
+    elif answer == "release":
+        gateway.release([first])
+    else:
+        await gateway.nack([first.lease], delay=0.1, dead=answer == "bury")
+    await told(gateway, 2)
+    assert entries(pulled) == {"prepared": 1}
+    answered.set()
+    if answer in ("ack", "bury"):
+        await settled(pulled, {} if answer == "ack" else {"dead": 1})
+    else:
+        assert (await one(gateway)).attempt == (2 if answer == "nack" else 1)
 
 
 @pytest.mark.parametrize("by", ["entry", "row"])
-def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves_no_entry(
-    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, by: str, run: Run
+async def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves_no_entry(
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     """Of a task that was handed out by its row, the entry was not taken: it is where it was."""
     answered = moves_late(gateway, monkeypatch)
-
-    async def steps() -> None:
-        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        if by == "entry":
-            got = [await one(gateway)]
-        else:
-            row = pulled.row(job_id)
-            slot = pulled.center.catalog.get(TOPIC).slot(row.slot_crc, row.slot_amount)
-            while time.time() * 1000 < row.next_time + 10:  # one take alone is under way
-                await asyncio.sleep(0.01)
-            got = await gateway.take(job_id, slot, ttr=30)
-        assert await gateway.ack([got[0].lease]) == [AckOutcome.ACKED]
-        await told(gateway, 2 if by == "entry" else 1)
-        answered.set()
-        await settled(pulled, {})
-
-    run(steps)
+    job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+    if by == "entry":
+        got = [await one(gateway)]
+    else:
+        row = pulled.row(job_id)
+        slot = pulled.center.catalog.get(TOPIC).slot(row.slot_crc, row.slot_amount)
+        while time.time() * 1000 < row.next_time + 10:  # one take alone is under way
+            await asyncio.sleep(0.01)
+        got = await gateway.take(job_id, slot, ttr=30)
+    assert await gateway.ack([got[0].lease]) == [AckOutcome.ACKED]
+    await told(gateway, 2 if by == "entry" else 1)
+    answered.set()
+    await settled(pulled, {})
 
 
-def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pulls, run: Run) -> None:
-    async def steps() -> None:
-        held = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
-        key = (await one(gateway)).key
-        others = [key._replace(job_id=key.job_id + n) for n in range(1, 2 * MAX_WAITING)]
-        store = pulled.center.store
-        server, table = store._shards.servers[0], store._shards.names[store._shards.table_of(held)]
-        locker = server._connect_within(5)
-        try:
-            locker.batch(["BEGIN", f"SELECT 1 FROM {table} WHERE job_id={held} FOR UPDATE"])
-            (acks,) = gateway._batches._batchers["ack"]
-            first = asyncio.create_task(gateway.ack([key]))
-            async with asyncio.timeout(PATIENCE):
-                while not acks._open:
-                    await asyncio.sleep(0)
-            crowd = [asyncio.create_task(gateway.ack([one])) for one in others]
-            async with asyncio.timeout(PATIENCE):
-                while not any(one.done() for one in crowd):
-                    await asyncio.sleep(0)
-            locker.batch(["ROLLBACK"])
-        finally:
-            locker.close()
-        (ended,) = await first
-        assert ended is AckOutcome.ACKED or isinstance(ended, TocError), "the row was locked for long"
-        told = {type(what) for found in await asyncio.gather(*crowd) for what in found}
-        assert told - {StoreUnavailable} == {Busy, AckOutcome}, "some may have run out of time"
-        assert await gateway.ack([others[0]]) == [AckOutcome.UNKNOWN]
-
-    run(steps)
+async def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pulls) -> None:
+    held = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+    key = (await one(gateway)).key
+    others = [key._replace(job_id=key.job_id + n) for n in range(1, 2 * MAX_WAITING)]
+    store = pulled.center.store
+    server, table = store._shards.servers[0], store._shards.names[store._shards.table_of(held)]
+    locker = server._connect_within(5)
+    try:
+        locker.batch(["BEGIN", f"SELECT 1 FROM {table} WHERE job_id={held} FOR UPDATE"])
+        (acks,) = gateway._batches._batchers["ack"]
+        first = asyncio.create_task(gateway.ack([key]))
+        async with asyncio.timeout(PATIENCE):
+            while not acks._open:
+                await asyncio.sleep(0)
+        crowd = [asyncio.create_task(gateway.ack([one])) for one in others]
+        async with asyncio.timeout(PATIENCE):
+            while not any(one.done() for one in crowd):
+                await asyncio.sleep(0)
+        locker.batch(["ROLLBACK"])
+    finally:
+        locker.close()
+    (ended,) = await first
+    assert ended is AckOutcome.ACKED or isinstance(ended, TocError), "the row was locked for long"
+    told = {type(what) for found in await asyncio.gather(*crowd) for what in found}
+    assert told - {StoreUnavailable} == {Busy, AckOutcome}, "some may have run out of time"
+    assert await gateway.ack([others[0]]) == [AckOutcome.UNKNOWN]
 
 
 @either
-def test_one_consumer_gets_tasks_in_the_order_in_which_they_came_due(
-    pulled: System, gateway: Pulls, other: Pulls, run: Run
+async def test_one_consumer_gets_tasks_in_the_order_in_which_they_came_due(
+    pulled: System, gateway: Pulls, other: Pulls
 ) -> None:
     """One by one at whichever gateway, and within an answer; from the first pull on."""
-
-    async def steps() -> None:
-        for _ in range(2):
-            base = datetime.now(UTC) + timedelta(seconds=1)
-            job_ids = pulled.center.submit_many(
-                [NewTask(TOPIC, n, action_time=base + timedelta(milliseconds=10 * n)) for n in range(40)]
+    for _ in range(2):
+        base = datetime.now(UTC) + timedelta(seconds=1)
+        job_ids = pulled.center.submit_many(
+            [NewTask(TOPIC, n, action_time=base + timedelta(milliseconds=10 * n)) for n in range(40)]
+        )
+        await due(pulled, job_ids)
+        got = [await one((gateway, other)[n % 3 == 1]) for n in range(20)]
+        assert [delivered.task.job_id for delivered in got] == job_ids[:20]
+        while len(got) < 40:
+            some = await gateway.pull([TOPIC], most=20, wait=20)
+            assert [delivered.row.action_time for delivered in some] == sorted(
+                delivered.row.action_time for delivered in some
             )
-            await due(pulled, job_ids)
-            got = [await one((gateway, other)[n % 3 == 1]) for n in range(20)]
-            assert [delivered.task.job_id for delivered in got] == job_ids[:20]
-            while len(got) < 40:
-                some = await gateway.pull([TOPIC], most=20, wait=20)
-                assert [delivered.row.action_time for delivered in some] == sorted(
-                    delivered.row.action_time for delivered in some
-                )
-                got += some
-            await gateway.ack([delivered.lease for delivered in got])
-
-    run(steps)
+            got += some
+        await gateway.ack([delivered.lease for delivered in got])
 
 
 @either
-def test_a_lease_is_only_what_was_handed_out_and_only_of_a_pulled_topic(
-    pulled: System, gateway: Pulls, run: Run
+async def test_a_lease_is_what_was_handed_out_of_a_pulled_topic(pulled: System, gateway: Pulls) -> None:
+    held = pulled.center.submit(TOPIC, biz_id=1, delay=0.01)
+    key = (await one(gateway)).key
+    store = pulled.center.store
+    store.topics.create(Topic("test.handled", 12, 4))
+    pulled.center.catalog.refresh()
+    between = pulled.center.submit("test.handled", biz_id=2, delay=60)
+    change(store, between, "attempts=1")
+    before = store.read([held, between])
+    for made_up in (
+        key.text(bytes(32)),
+        key._replace(nonce=bytes(16)).text(bytes(32)),
+        key.text(b"").translate(str.maketrans("A", "B")),
+        key._replace(job_id=between, biz_type=12).text(gateway._secret),  # sealed, yet not pulled
+    ):
+        assert [type(what) for what in await gateway.ack([made_up])] == [InvalidLease]
+        assert [type(what) for what in await gateway.nack([made_up], dead=True)] == [InvalidLease]
+        assert [type(what) for what in await gateway.extend([made_up], ttr=5)] == [InvalidLease]
+    assert store.read([held, between]) == before
+    assert await gateway.ack([key.text(gateway._secret)]) == [AckOutcome.ACKED]
+
+
+async def test_without_redis_tasks_are_handed_out_from_their_rows(
+    pulled: System, gateway: Pulls, clean_redis: RedisServer
 ) -> None:
-    async def steps() -> None:
-        held = pulled.center.submit(TOPIC, biz_id=1, delay=0.01)
-        key = (await one(gateway)).key
-        store = pulled.center.store
-        store.topics.create(Topic("test.handled", 12, 4))
-        pulled.center.catalog.refresh()
-        between = pulled.center.submit("test.handled", biz_id=2, delay=60)
-        change(store, between, "attempts=1")
-        before = store.read([held, between])
-        for made_up in (
-            key.text(bytes(32)),
-            key._replace(nonce=bytes(16)).text(bytes(32)),
-            key.text(b"").translate(str.maketrans("A", "B")),
-            key._replace(job_id=between, biz_type=12).text(gateway._secret),  # sealed, yet not pulled
-        ):
-            assert [type(what) for what in await gateway.ack([made_up])] == [InvalidLease]
-            assert [type(what) for what in await gateway.nack([made_up], dead=True)] == [InvalidLease]
-            assert [type(what) for what in await gateway.extend([made_up], ttr=5)] == [InvalidLease]
-        assert store.read([held, between]) == before
-        assert await gateway.ack([key.text(gateway._secret)]) == [AckOutcome.ACKED]
-
-    run(steps)
-
-
-def test_without_redis_tasks_are_handed_out_from_their_rows(
-    pulled: System, gateway: Pulls, clean_redis: RedisServer, run: Run
-) -> None:
-    async def steps() -> None:
-        pulled.center.submit(TOPIC, biz_id=0, delay=0.01)
-        assert await gateway.ack([(await one(gateway)).lease]) == [AckOutcome.ACKED]
-        call = asyncio.create_task(gateway.pull([TOPIC], most=100, wait=30))
-        async with asyncio.timeout(PATIENCE):
-            while not gateway._waiting.topics():
-                await asyncio.sleep(0.01)
-        with away(clean_redis):
-            job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.1)
-            (got,) = await call
-            late = (datetime.now(UTC) - got.task.action_time).total_seconds()
-            print(f"without Redis {late:.2f} s late")
-            assert got.task.job_id == job_id
-            assert await gateway.ack([got.lease]) == [AckOutcome.ACKED]
-            nacked = pulled.center.submit(TOPIC, biz_id=2, delay=0.1)
-            again = await one(gateway, ttr=1)
-            assert again.task.job_id == nacked
-            assert (await one(gateway)).attempt == 2, "the end of ttr, by the row"
-        later = pulled.center.submit(TOPIC, biz_id=3, delay=0.1)
-        assert (await one(gateway)).task.job_id == later
-
-    run(steps)
+    pulled.center.submit(TOPIC, biz_id=0, delay=0.01)
+    assert await gateway.ack([(await one(gateway)).lease]) == [AckOutcome.ACKED]
+    call = asyncio.create_task(gateway.pull([TOPIC], most=100, wait=30))
+    async with asyncio.timeout(PATIENCE):
+        while not gateway._waiting.topics():
+            await asyncio.sleep(0.01)
+    with away(clean_redis):
+        job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.1)
+        (got,) = await call
+        late = (datetime.now(UTC) - got.task.action_time).total_seconds()
+        print(f"without Redis {late:.2f} s late")
+        assert got.task.job_id == job_id
+        assert await gateway.ack([got.lease]) == [AckOutcome.ACKED]
+        nacked = pulled.center.submit(TOPIC, biz_id=2, delay=0.1)
+        again = await one(gateway, ttr=1)
+        assert again.task.job_id == nacked
+        assert (await one(gateway)).attempt == 2, "the end of ttr, by the row"
+    later = pulled.center.submit(TOPIC, biz_id=3, delay=0.1)
+    assert (await one(gateway)).task.job_id == later
 
 
 @contextmanager
@@ -305,3 +283,192 @@ def away(redis: RedisServer) -> Iterator[None]:
         yield
     finally:
         redis.start()
+
+
+# Pulls where something fails to tell them: a Redis that stands still or is away, messages that are lost.
+
+OTHER = "test.other"
+LONG = 60.0
+"""Seconds: longer than any limit here, and than any machine is slow."""
+
+
+@pytest.fixture
+def unswept(runner: asyncio.Runner, system: System) -> Iterator[Pulls]:
+    """Two topics that are pulled, and nobody who sweeps."""
+    for number, name in enumerate((TOPIC, OTHER)):
+        topic = Topic(name, 9 + number, 4, retries=2, delivery=Delivery.PULL, max_runtime=120)
+        system.center.store.topics.create(topic)
+    system.center.catalog.refresh()
+    with opened_pulls(runner, system.center) as pulls:
+        yield pulls
+
+
+async def entered(unswept: Pulls, count: int) -> None:
+    async with asyncio.timeout(60):
+        while len(set().union(*unswept._waiting._queues.values())) < count:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_redis_that_stands_still_holds_up_neither_pulls_nor_acks(
+    system: System, unswept: Pulls, clean_redis: RedisServer
+) -> None:
+    """For longer than its replies are waited for, once."""
+    system.center.submit_many([NewTask(TOPIC, n, 0.01) for n in range(2)])
+    held = [task for _ in range(2) for task in await unswept.pull([TOPIC], wait=LONG, ttr=LONG)]
+    later = system.center.submit_many([NewTask(TOPIC, n, 2) for n in range(8)])
+    call = asyncio.create_task(unswept.pull([TOPIC], most=8, wait=LONG, ttr=LONG))
+    await entered(unswept, 1)
+    clean_redis.pause()
+    try:
+        async with asyncio.timeout(LONG):
+            got = await call
+            while len(got) < len(later):
+                got += await unswept.pull([TOPIC], most=8, wait=LONG, ttr=LONG)
+            for one in held + got:
+                assert await unswept.ack([one.lease]) == [AckOutcome.ACKED]
+    finally:
+        clean_redis.resume()
+    assert sorted(one.task.job_id for one in got) == sorted(later)
+    last = system.center.submit(TOPIC, biz_id=1, delay=0.01)
+    assert [one.task.job_id for one in await unswept.pull([TOPIC], wait=LONG)] == [last]
+
+
+async def test_without_redis_no_topic_waits_behind_the_many_rows_of_another(
+    system: System, unswept: Pulls, clean_redis: RedisServer
+) -> None:
+    clean_redis.kill()
+    system.center.submit_many([NewTask(TOPIC, n, 0.1) for n in range(4000)])
+    late = system.center.submit(OTHER, biz_id=1, delay=0.1)
+    ended = asyncio.Event()
+
+    async def slowly() -> int:
+        count = 0
+        while not ended.is_set():
+            count += len(await unswept.pull([TOPIC], wait=1))
+        return count
+
+    slow = asyncio.create_task(slowly())
+    try:
+        got = await unswept.pull([OTHER], wait=40)
+    finally:
+        ended.set()
+        count = await slow
+        clean_redis.start()
+    assert [one.task.job_id for one in got] == [late]
+    assert 0 < count < 4000, "they were many, and have not been starved either"
+
+
+async def test_a_consumer_that_never_waits_gets_what_was_not_told(system: System, unswept: Pulls) -> None:
+    assert await unswept.pull([TOPIC]) == []
+    taker = unswept._taker
+    taker._listener.stop()
+    taker._listens.join(60)
+    taker._watch_loop.stop(30)
+    job_id = system.center.submit(TOPIC, biz_id=1, delay=0.01)
+    got: list[HandedOut] = []
+    async with asyncio.timeout(60):
+        while not got:
+            got = await unswept.pull([TOPIC])
+            taker.watch()  # it hardly ever runs just while such a pull is there
+            await asyncio.sleep(0.01)
+    assert got[0].task.job_id == job_id
+
+
+async def test_a_pull_that_waits_gets_what_comes_into_slots_that_its_topic_did_not_have(
+    system: System, unswept: Pulls
+) -> None:
+    call = asyncio.create_task(unswept.pull([TOPIC], wait=40))
+    await entered(unswept, 1)
+    system.center.store.topics.alter(TOPIC, slot_amount=64)
+    topic = system.center.catalog.refresh()[TOPIC]
+    biz_id = next(n for n in range(1000) if topic.slot(BizId.of(n).crc, 64).number >= 4)
+    job_id = system.center.submit(TOPIC, biz_id=biz_id, delay=0.01)
+    assert [one.task.job_id for one in await call] == [job_id]
+
+
+def test_an_event_loop_that_ends_breaks_nothing() -> None:
+    """The threads that tell its pulls end a little later."""
+
+    async def enter() -> WaitingPulls:
+        waiting = WaitingPulls(asyncio.get_running_loop())
+        assert waiting.enter(WaitingPull([TOPIC], 1, 1000, hasty=False))
+        return waiting
+
+    asyncio.run(enter()).close_all()
+
+
+TOPICS = 12
+ROUNDS = 40
+
+
+@pytest.mark.timeout(600)
+def test_no_wake_up_is_lost_among_many_pulls(system: System) -> None:
+    """Two processes' pulls come and go on shared topics, while others wait alone for one task each."""
+    crowd(system, TOPICS, ROUNDS)
+
+
+def crowd(system: System, topics: int, rounds: int) -> int:
+    """Run ``rounds`` for each topic; return how many tasks were handed out. Half of the topics are shared."""
+    center = system.center
+    names = [f"test.crowd{number}" for number in range(topics)]
+    for number, name in enumerate(names):
+        center.store.topics.create(Topic(name, 30 + number, 4, delivery=Delivery.PULL, max_runtime=120))
+    center.catalog.refresh()
+    shared, lonely = names[: topics // 2], names[topics // 2 :]
+    dice = random.Random(1)
+    submitted: set[int] = set()
+    got: list[int] = []
+    done = threading.Event()
+
+    def submit(name: str, count: int) -> list[int]:
+        job_ids = center.submit_many(
+            [NewTask(name, dice.randrange(10**6), 0.01 + dice.random() / 5) for _ in range(count)]
+        )
+        submitted.update(job_ids)
+        return job_ids
+
+    async def settle(pulls: Pulls, some: list[HandedOut]) -> None:
+        got.extend(one.task.job_id for one in some)
+        assert set(await pulls.ack([one.lease for one in some])) <= {AckOutcome.ACKED}
+
+    async def come_and_go(pulls: Pulls) -> None:
+        while not done.is_set() or not submitted <= set(got):
+            some = await pulls.pull(
+                dice.sample(shared, dice.randint(1, 3)),
+                most=dice.choice((1, 1, 5, 100)),
+                wait=dice.choice((0, 0.01, 0.1, 0.5)),
+                ttr=LONG,
+            )
+            await settle(pulls, some)
+            await asyncio.sleep(dice.random() / 50)
+
+    async def wait_alone(pulls: Pulls, name: str) -> None:
+        for _ in range(rounds):
+            call = asyncio.create_task(pulls.pull([name], wait=LONG, ttr=LONG))
+            await asyncio.sleep(dice.random() / 20)
+            (job_id,) = await asyncio.to_thread(submit, name, 1)
+            some = await call
+            assert [one.task.job_id for one in some] == [job_id]
+            await settle(pulls, some)
+
+    async def feed() -> None:
+        for _ in range(rounds):
+            for name in shared:
+                await asyncio.to_thread(submit, name, dice.randint(1, 3))
+            await asyncio.sleep(dice.random() / 10)
+
+    async def steps() -> None:
+        secret = center.store.identity.lease_secret()
+        first, second = gateways = Pulls(center, secret), Pulls(center, secret)
+        guests = [asyncio.create_task(come_and_go(pulls)) for pulls in (first, second) for _ in range(6)]
+        waiting = [wait_alone(dice.choice((first, second)), name) for name in lonely]
+        await asyncio.gather(feed(), *waiting)
+        done.set()
+        async with asyncio.timeout(LONG):
+            await asyncio.gather(*guests)
+        for pulls in gateways:
+            await pulls.stop()
+
+    asyncio.run(steps())
+    assert sorted(got) == sorted(submitted), "each once"
+    return len(got)

@@ -1,7 +1,5 @@
 """Schedules on real servers, with a clock in the hands of the test."""
 
-from __future__ import annotations
-
 import zoneinfo
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -12,9 +10,10 @@ from typing import Any
 
 import pytest
 from harness.clocks import StandingClock
+from harness.rows import known
 from harness.system import System
 
-from toc import CancelOutcome, NewTask, TimeoutCenter
+from toc import CancelOutcome, NewTask, Task, TaskStatus, TimeoutCenter
 from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
 from toc.maintenance.sweep import Sweep
 from toc.model.clock import from_ms, to_ms
@@ -22,7 +21,6 @@ from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, U
 from toc.model.schedule import Definition, zone_named
 from toc.model.schedule_state import new_state
 from toc.model.sharding import BizId
-from toc.model.task import Task, TaskStatus
 from toc.model.verdict import Failure
 from toc.observe.metrics import SCHEDULES_STUCK
 from toc.operate.schedules import examine
@@ -110,8 +108,7 @@ def test_its_tasks_come_when_they_should(bench: Bench) -> None:
         "2024-04-01T02:30:00+02:00",
     ]
     assert tasks[0].attribute == {"for": "you", "scheduled_for": "2024-03-29T01:30:00.000Z"}
-    seen = bench.center.schedules.get("berlin")
-    assert seen is not None
+    seen = known(bench.center.schedules.get("berlin"))
     assert (seen.fired, seen.skipped, seen.missed) == (4, 0, 0)
     assert [each.name for each in bench.center.schedules.list()] == ["berlin"]
 
@@ -135,8 +132,7 @@ def test_occurrences_are_in_the_index_before_they_are_due(bench: Bench) -> None:
     bench.until(HOUR - timedelta(seconds=5))
     (task,) = bench.tasks("soon")
     topic = bench.center.catalog.get("test.sync")
-    row = bench.center.store.get(task.job_id)
-    assert row is not None
+    row = known(bench.center.store.get(task.job_id))
     slot = topic.slot(row.slot_crc, row.slot_amount)
     assert int(bench.center.queues.peek([slot])[slot].next_due) == to_ms(task.action_time)  # type: ignore[arg-type,union-attr]
     assert bench.center.cancel(task.job_id) is CancelOutcome.CANCELLED
@@ -195,9 +191,7 @@ def test_an_edit_replaces_the_occurrence_that_has_not_started(bench: Bench) -> N
     bench.until(5.5 * HOUR)
     assert bench.hours("edit") == [1, 2, 3.5, 4.5, 5]
     assert [task.topic for task in bench.tasks("edit")][-2:] == ["test.sync", "test.async"]
-    counted = schedules.get("edit")
-    assert counted is not None
-    assert counted.fired == 5
+    assert known(schedules.get("edit")).fired == 5
 
 
 @pytest.mark.parametrize("change", ["attribute", "topic", "pause", "delete"])
@@ -290,17 +284,11 @@ def test_what_is_due_in_a_moment_is_stopped_too(bench: Bench, change: str) -> No
 
 
 DAMAGE = {
-    "look_time": "'0000-00-00'",
-    "after_time": "'0000-00-00'",
-    "after_time ": "'9999-12-31 23:59:59.999'",
-    "gmt_create": "'0000-00-00'",
-    "definition": "'{}'",
-    "definition ": "REPEAT('[',60000)",
-    "definition  ": "'null'",
-    "next_time": "'0000-00-00'",
-    "buffered": "'9999-12-31 23:59:59.999'",
-    "last_job_id": "18446744073709551615",
-}
+    "look_time": "'0000-00-00'", "after_time": "'0000-00-00'",
+    "after_time ": "'9999-12-31 23:59:59.999'", "gmt_create": "'0000-00-00'", "definition": "'{}'",
+    "definition ": "REPEAT('[',60000)", "definition  ": "'null'", "next_time": "'0000-00-00'",
+    "buffered": "'9999-12-31 23:59:59.999'", "last_job_id": "18446744073709551615",
+}  # fmt: skip
 
 
 def test_rows_that_were_damaged_by_hand_hold_up_no_other_in_their_table(bench: Bench) -> None:
@@ -376,8 +364,7 @@ def test_trigger_changes_nothing_else(bench: Bench) -> None:
     schedules = bench.center.schedules
     schedules.create("t", topic="test.sync", every=HOUR, attribute={"a": 1}, paused=True)
     job_id = schedules.trigger("t")
-    task = bench.center.get(job_id)
-    assert task is not None
+    task = known(bench.center.get(job_id))
     assert (task.biz_id, task.attribute["a"], task.scheduled_for) == ("t", 1, START)
     bench.until(3 * HOUR)
     assert len(bench.tasks("t")) == 1
@@ -472,8 +459,7 @@ def test_new_rules_of_a_zone_count_once_the_worker_was_restarted_and_no_day_is_l
     assert bench.hours("noon") == [11, 24 + 11, 48 + 11, 72 + 9, 96 + 9]
     fires = bench.center.schedules.preview("noon", count=1)
     assert fires[0].nominal.isoformat() == "2024-04-03T12:00:00+03:00"
-    seen = bench.center.schedules.get("noon")
-    assert seen is not None
+    seen = known(bench.center.schedules.get("noon"))
     assert (seen.fired, seen.skipped, seen.missed) == (5, 0, 0)
 
 

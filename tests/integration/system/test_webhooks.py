@@ -1,7 +1,5 @@
 """Webhooks over a whole system: a worker that sends, and receivers on loopback."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import hashlib
@@ -21,12 +19,13 @@ from harness.gateway import Gateway
 from harness.hooked import Hooked
 from harness.patience import PATIENCE, in_a_moment, until
 from harness.receiver import Got, Receive, Receiver, Reply, bomb
+from harness.rows import known
 from harness.system import System
 
-from toc import TaskStatus, TimeoutCenter
+from toc import Task, TaskStatus, TimeoutCenter
 from toc.model.raised import MAX_ERROR_CHARS, Delivered, Postponed
 from toc.model.target import ATTRIBUTE
-from toc.model.task import Body, Content, Task
+from toc.model.task import Body, Content
 from toc.operate import admin
 from toc.operate.bulk import redrive
 from toc.store.records.targets import new_key
@@ -127,18 +126,12 @@ def test_a_task_is_sent_signed_to_its_topics_target_or_its_own(hook: Hook, recei
 
 def test_each_class_of_answer(hook: Hook, receive: Receive) -> None:
     plain: dict[str, Reply] = {
-        "/500": Reply(500, b"down"),
-        "/302": Reply(302, headers={"Location": "/200"}),
-        "/404": Reply(404, b"no such order"),
-        "/400": Reply(400, b"y" * 5000),
-        "/no-retry": Reply(500, b"never", {"toc-no-retry": "1"}),
-        "/reset": Reply(reset=True),
-        "/drip": Reply(body=b"x" * 1000, drip=0.2),
-        "/bomb": bomb(),
-        "/hang": Reply(hang=True),
-        "/garbage": Reply(200),
-        "/410": Reply(410, b"gone"),
-    }
+        "/500": Reply(500, b"down"), "/302": Reply(302, headers={"Location": "/200"}),
+        "/404": Reply(404, b"no such order"), "/400": Reply(400, b"y" * 5000),
+        "/no-retry": Reply(500, b"never", {"toc-no-retry": "1"}), "/reset": Reply(reset=True),
+        "/drip": Reply(body=b"x" * 1000, drip=0.2), "/bomb": bomb(), "/hang": Reply(hang=True),
+        "/garbage": Reply(200), "/410": Reply(410, b"gone"),
+    }  # fmt: skip
     receiver = receive(lambda got: plain[got.path])
     hooked = hook(receiver, retries=2)
     for name in plain:
@@ -178,12 +171,9 @@ def test_each_class_of_answer(hook: Hook, receive: Receive) -> None:
     (well,) = hooked.center.store.history(jobs["/garbage"])
     assert (well.attempt, well.status, well.error, well.next) == (1, 200, "HTTP 200 OK", 0)
     assert well.ms is not None
-    target = hooked.center.targets.get("410")
-    assert target is not None
+    target = known(hooked.center.targets.get("410"))
     assert (target.paused, target.paused_by) == (True, "webhook")
-    five = hooked.center.targets.get("500")
-    assert five is not None
-    assert not five.paused
+    assert not known(hooked.center.targets.get("500")).paused
 
 
 def test_a_410_to_a_path_or_url_of_a_tasks_own_pauses_nothing(hook: Hook, receive: Receive) -> None:
@@ -193,9 +183,7 @@ def test_a_410_to_a_path_or_url_of_a_tasks_own_pauses_nothing(hook: Hook, receiv
     hooked.start()
     jobs = [hooked.submit(1, target="shop", url="/x"), hooked.submit(2, url=receiver.url("/own"))]
     assert [hooked.ended(job_id).status for job_id in jobs] == [TaskStatus.DEAD] * 2
-    target = hooked.center.targets.get("shop")
-    assert target is not None
-    assert not target.paused
+    assert not known(hooked.center.targets.get("shop")).paused
 
 
 def test_what_cannot_be_sent_now_waits_and_uses_up_no_try(hook: Hook, receive: Receive) -> None:
@@ -286,9 +274,7 @@ def test_a_change_of_a_target_is_answered_when_every_sender_goes_by_it(hook: Hoo
         gateway.stop()
 
 
-def test_a_sender_that_does_not_know_the_new_key_names_the_target_and_its_tasks_wait(
-    hook: Hook, receive: Receive
-) -> None:
+def test_a_sender_without_the_new_key_names_the_target_and_tasks_wait(hook: Hook, receive: Receive) -> None:
     receiver = receive()
     hooked = hook(receiver)
     hooked.center.targets.create("late", receiver.url())
@@ -327,9 +313,7 @@ def test_a_key_that_a_sender_does_not_know_encrypts_nothing_yet(cluster: System)
     assert json.loads(done.stdout) == {"targets": 1, "locked": []}, done.stderr
 
 
-def test_a_worker_that_ends_waits_for_its_requests_and_none_is_sent_twice(
-    hook: Hook, receive: Receive
-) -> None:
+def test_a_worker_that_ends_waits_for_its_requests_and_sends_none_twice(hook: Hook, receive: Receive) -> None:
     hooked = hook(receiver := receive(Reply(after=0.5)))
     hooked.center.targets.create("shop", receiver.url(), concurrency=2)
     jobs = [hooked.submit(number, target="shop") for number in range(12)]
@@ -345,9 +329,7 @@ def test_a_worker_that_ends_waits_for_its_requests_and_none_is_sent_twice(
     assert Counter(got.message_id for got in receiver.got) == {f"{job_id}_0": 1 for job_id in jobs}
 
 
-def test_the_id_is_the_same_over_tries_and_redrives_but_not_over_reschedules(
-    hook: Hook, receive: Receive
-) -> None:
+def test_the_id_is_one_over_tries_and_redrives_but_not_reschedules(hook: Hook, receive: Receive) -> None:
     down = [True]
     receiver = receive(lambda _got: Reply(500) if down[0] else Reply())
     hooked = hook(receiver, retries=2)

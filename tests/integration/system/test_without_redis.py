@@ -1,18 +1,21 @@
-"""Life without Redis: due tasks go on, none runs twice, and the way back is found by itself."""
-
-from __future__ import annotations
+"""Life without Redis, or without what it held: due tasks go on, none runs twice,
+the way back is found by itself."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from harness.metrics import ANY_ADDRESS, samples
-from harness.system import System
+from harness.rows import known
+from harness.system import DaemonProcess, System
 
 from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
-from toc.index.messages import Peek
+from toc.model.clock import to_ms
+from toc.model.topic import Slot
 from toc.operate import doctor
+
+# Life without Redis: due tasks go on, none runs twice, and the way back is found by itself.
 
 
 @pytest.fixture
@@ -34,9 +37,7 @@ def outage(redis: RedisServer) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_what_ran_when_redis_vanished_is_written_and_not_run_again(
-    running: System, clean_redis: RedisServer
-) -> None:
+def test_what_ran_when_redis_vanished_is_written_once(running: System, clean_redis: RedisServer) -> None:
     center = running.center
     job_ids = [center.submit("test.sync", biz_id=n, delay=0.05, attribute={"sleep": 4}) for n in range(4)]
     running.wait(lambda: len(running.history()) >= 5, "they run", 5)
@@ -47,9 +48,7 @@ def test_what_ran_when_redis_vanished_is_written_and_not_run_again(
 
 
 @pytest.mark.slow
-def test_a_long_try_that_began_without_redis_goes_on_when_it_is_back(
-    running: System, clean_redis: RedisServer
-) -> None:
+def test_a_long_try_that_began_without_redis_goes_on_after(running: System, clean_redis: RedisServer) -> None:
     center = running.center
     job_id = center.submit("test.sync", biz_id=1, delay=2, attribute={"sleep": 8})
     with outage(clean_redis):
@@ -61,9 +60,7 @@ def test_a_long_try_that_began_without_redis_goes_on_when_it_is_back(
 
 
 @pytest.mark.slow
-def test_an_empty_redis_after_the_outage_runs_nothing_twice(
-    running: System, clean_redis: RedisServer
-) -> None:
+def test_an_empty_redis_after_an_outage_runs_nothing_twice(running: System, clean_redis: RedisServer) -> None:
     center = running.center
     job_ids = center.submit_many(
         [NewTask("test.sync", n, 1.5, attribute={"sleep": n % 4}) for n in range(24)]
@@ -123,19 +120,52 @@ def _sample(system: System, name: str) -> float:
     return samples(system.daemons[0].told()).get(name, 0.0)
 
 
-def _logged(system: System, event: str) -> bool:
-    return any(f'"{event}"' in daemon.log.read_text() for daemon in system.daemons)
-
-
-def _peeks(system: System) -> list[Peek]:
-    slots = [slot for topic in system.center.store.topics.list() for slot in topic.slots()]
-    return [peek for peek in system.center.queues.peek(slots).values() if isinstance(peek, Peek)]
-
-
 def _index_empty(system: System) -> bool:
-    peeks = _peeks(system)
+    peeks = system.peeks()
     return bool(peeks) and not any(peek.store + peek.prepared for peek in peeks)
 
 
 def _dead(system: System) -> int:
-    return sum(peek.dead for peek in _peeks(system))
+    return sum(peek.dead for peek in system.peeks())
+
+
+# Redis loses data under running workers: it is noticed, put back soonest first, and recorded.
+
+
+def claims(system: System) -> set[str]:
+    found = system.center.queues.claims(system.slots()).values()
+    return {worker for held in found if isinstance(held, dict) for worker in held.values()}
+
+
+@pytest.fixture
+def recorded(system: System) -> System:
+    """Two processes; their index is recorded as whole."""
+    system.create_topics()
+    system.start()
+    system.wait(system.whole, "the first generation is recorded", 15)
+    return system
+
+
+def test_the_keys_of_one_slot_that_vanish_are_noticed_by_its_owner(
+    recorded: System, clean_redis: RedisServer
+) -> None:
+    recorded.center.submit_many([NewTask("test.sync", n, 600) for n in range(500)])
+    keys = recorded.center.queues.keys(Slot("test.sync", 3))
+    held = claims(recorded)
+    clean_redis.call("DEL", keys.store, keys.generation, keys.claims)
+    (daemon,) = recorded.daemons
+    recorded.wait(lambda: bool(_lines(daemon, "index_lost_data")), "it is noticed", 5)
+    recorded.wait(recorded.whole, "it is recorded again", 15)
+    assert claims(recorded) == held
+
+
+def _lines(daemon: DaemonProcess, about: str) -> list[str]:
+    return [line for line in daemon.log.read_text().splitlines() if about in line]
+
+
+def test_the_due_time_of_a_flushed_task_is_kept(recorded: System, clean_redis: RedisServer) -> None:
+    job_id = recorded.center.submit("test.sync", biz_id=1, delay=5)
+    task = known(recorded.center.get(job_id))
+    clean_redis.call("FLUSHALL")
+    recorded.wait(lambda: bool(recorded.starts(job_id)), "it has run", 10)
+    assert recorded.starts(job_id)[0].at / 1e6 >= to_ms(task.action_time)

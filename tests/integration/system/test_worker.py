@@ -1,17 +1,40 @@
-"""How worker processes treat handlers that take long, crash or never end, and how they leave."""
-
-from __future__ import annotations
+"""How worker processes treat handlers: how many run at once, what is taken for them,
+how long they may take."""
 
 import os
+import threading
 import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from harness.hands import Pair
+import pytest
+from harness import calls
+from harness.hands import SLOT, TOPIC, Hands, Pair, submit_due
+from harness.patience import PATIENCE, until
 from harness.system import System
 
-from toc import TaskStatus
+from benchmarks.local import RedisServer
+from toc import NewTask, TaskStatus, Topic
 from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
+from toc.index.messages import Peek, PrepareRequest
+from toc.model.clock import to_ms
+from toc.model.errors import IndexUnavailable, StoreUnavailable
+from toc.model.topic import Slot
+from toc.store.servers.shards import Answers, Trouble
+from toc.store.tasks.batch import Finish
+from toc.worker.entry import NO_LEASE, UNLEASED_SECONDS
+from toc.worker.run import handler_threads
+from toc.worker.settle import flush
+from toc.worker.slots import instant_of
+from toc.worker.take import agenda
+from toc.worker.take.agenda import TAKE_LIMIT
+
+# How worker processes treat handlers that take long, crash or never end, and how they leave.
 
 
 def test_a_second_sigterm_gives_back_what_runs_at_once(system: System) -> None:
@@ -54,11 +77,325 @@ def _cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_who_finds_that_a_process_must_be_replaced_does_not_mind_a_main_thread_that_is_busy(
-    hands: Pair,
-) -> None:
+def test_who_finds_that_a_process_must_be_replaced_does_not_mind_a_busy_main_thread(hands: Pair) -> None:
     """It has not read its wake-ups for long."""
     worker, _ = hands
     for _ in range(10_000):  # more than it holds
         worker.worker._bell()
     worker.worker._recycle("as the test wants")
+
+
+# How many handlers run at once: by topic, and whatever waits in front of a daemon.
+
+
+def _start(system: System, *, concurrency: int, processes: int = 1) -> None:
+    for biz_type, name in enumerate(calls.TOPICS, start=1):
+        system.center.store.topics.create(Topic(name, biz_type, 4, concurrency=concurrency))
+    system.start(app="harness.calls:center", processes=processes, threads=8)
+
+
+def test_no_more_handlers_of_a_topic_run_at_once_than_it_allows(system: System) -> None:
+    _start(system, concurrency=2)
+    job_ids = [
+        system.center.submit(topic, biz_id=n, delay=0.3 + n / 500, attribute={"sleep": 0.1})
+        for n in range(40)
+        for topic in calls.TOPICS
+    ]
+    system.wait(lambda: not system.pending(job_ids), "all have run", 20)
+    most = {topic: calls.most_at_once(system.history_directory, topic)[0] for topic in calls.TOPICS}
+    assert most == dict.fromkeys(calls.TOPICS, 2)
+
+
+@pytest.mark.parametrize("topic", calls.TOPICS)
+def test_a_topic_that_is_limited_does_not_hold_up_another_nor_is_much_of_it_taken_ahead(
+    system: System, topic: str
+) -> None:
+    _start(system, concurrency=1)
+    for n in range(4):  # so that it is known to be slow
+        job_id = system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 0.5})
+        system.wait(lambda: not system.pending([job_id]), "it has run", 10)  # noqa: B023
+    slow = [system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 600}) for n in range(40)]
+    system.wait(lambda: calls.most_at_once(system.history_directory, topic)[1] == 5, "one runs", 5)
+    others = [system.center.submit(other, biz_id=1, delay=0.2) for other in calls.TOPICS if other != topic]
+    system.wait(lambda: not system.pending(others), "the others have run", 5)
+    assert len(system.pending(slow)) == len(slow)
+    slots = system.center.catalog.get(topic).slots()
+    peeks = system.center.queues.peek(slots).values()
+    assert 0 < sum(0 if isinstance(peek, Exception) else peek.prepared for peek in peeks) <= 30, "not all 40"
+    system.daemons[0].kill()
+
+
+def test_a_limit_that_is_raised_or_lifted_applies_to_what_waits_already(system: System) -> None:
+    _start(system, concurrency=1)
+    topics, history = ("call.thread", "call.coroutine"), system.history_directory
+    for topic in topics:
+        for n in range(20):
+            system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 600})
+
+    def most() -> list[int]:
+        return [calls.most_at_once(history, topic)[0] for topic in topics]
+
+    system.wait(lambda: most() == [1, 1], "one of each runs", 5)
+    for topic in topics:
+        system.center.store.topics.alter(topic, concurrency=3)
+    system.wait(lambda: most() == [3, 3], "three of each run", 6)
+    for topic in topics:
+        system.center.store.topics.alter(topic, concurrency=0)
+    system.wait(lambda: min(most()) > 3, "more run", 6)
+    system.daemons[0].kill()
+
+
+def test_a_limit_that_is_lowered_below_what_runs_holds_up_no_other_topic(system: System) -> None:
+    _start(system, concurrency=6)
+    for n in range(20):
+        system.center.submit("call.thread", biz_id=n, delay=0.1, attribute={"sleep": 600})
+    history = system.history_directory
+    system.wait(lambda: calls.most_at_once(history, "call.thread")[0] == 6, "all that may run do", 5)
+    for n in range(20):
+        system.center.submit("call.coroutine", biz_id=n, delay=0.1, attribute={"sleep": 600})
+    system.wait(lambda: calls.most_at_once(history, "call.coroutine")[0] == 6, "as many of these", 5)
+    system.center.store.topics.alter("call.thread", concurrency=1)
+    system.center.store.topics.alter("call.coroutine", concurrency=8)
+    system.wait(lambda: calls.most_at_once(history, "call.coroutine")[0] == 8, "the limits are known", 5)
+    others = [system.center.submit("call.batch", biz_id=n, delay=0.2) for n in range(3)]
+    system.wait(lambda: not system.pending(others), "the others have run", 5)
+    system.daemons[0].kill()
+
+
+def test_a_stop_gives_back_coroutines_that_wait_for_their_turn(system: System) -> None:
+    _start(system, concurrency=1)
+    quick = [system.center.submit("call.coroutine", biz_id=n, delay=0.1) for n in range(20)]
+    system.wait(lambda: not system.pending(quick), "they are known to be quick: some may wait", 10)
+    job_ids = [
+        system.center.submit("call.coroutine", biz_id=n, delay=0.2, attribute={"sleep": 2}) for n in range(20)
+    ]
+    system.wait(lambda: calls.most_at_once(system.history_directory, "call.coroutine")[1] > 20, "one runs", 5)
+    (daemon,) = system.daemons
+    daemon.terminate()
+    assert daemon.process.wait(60) == 0, system.logs()
+    left = system.pending(job_ids)
+    begun = calls.most_at_once(system.history_directory, "call.coroutine")[1] - len(quick)
+    assert 0 < begun < 5, "the first, and the next on a machine that is slow to stop it"
+    assert len(left) == len(job_ids) - begun
+    assert all(system.center.store.read(left)[job_id].attempts == 0 for job_id in left)
+
+
+def test_a_worker_whose_handlers_are_busy_asks_for_no_more(system: System, clean_redis: RedisServer) -> None:
+    """It is told when there is room; until then a slot that is known to be full is left alone."""
+    system.create_topics(slots=1, concurrency=1)
+    system.start(processes=1)
+    enough = system.directory / "enough"
+    tasks = [NewTask("test.sync", n, 0.5, attribute={"until": str(enough)}) for n in range(200)]
+    system.center.submit_many(tasks)
+    system.wait(lambda: bool(system.history()), "the first runs", 30)
+    asked = []
+    for _ in range(5):  # the first of them may count what was asked before it ran
+        before = _scripts_run(clean_redis)
+        time.sleep(0.5)
+        asked.append(_scripts_run(clean_redis) - before)
+    assert len(system.history()) == 1, "it runs all the time"
+    enough.touch()
+    assert asked[-1] < 100, asked
+
+
+def _scripts_run(server: RedisServer) -> int:
+    reply = server.call("INFO", "commandstats")
+    lines = reply.decode().splitlines() if isinstance(reply, bytes) else str(reply).splitlines()
+    return sum(
+        int(line.partition("calls=")[2].partition(",")[0])
+        for line in lines
+        if line.startswith("cmdstat_evalsha:")
+    )
+
+
+# What a worker has taken and not finished is bounded, whatever is slow: if it dies, others wait for that.
+
+
+def submit(system: System, count: int) -> list[int]:
+    """Submit tasks; returns once they are due."""
+    due = datetime.now(UTC)
+    job_ids = system.center.submit_many([NewTask(TOPIC, number, 0.001) for number in range(count)])
+    assert until(lambda: system.center.clock.now_ms() > to_ms(due) + 1, PATIENCE)
+    return job_ids
+
+
+def test_what_is_refused_for_want_of_a_lease_makes_no_room_for_more(
+    system: System, hands: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Handlers are slow and no lease comes: each second the whole line is refused, and comes back."""
+    worker, _ = hands
+    monkeypatch.setattr(handler_threads, "START_WITHIN_SECONDS", 100)
+    monkeypatch.setattr(agenda, "MAX_UNSTARTED", 300)
+    submit(system, 1600)
+    worker.begin()
+    while worker.inflight.waiting(TOPIC) <= 300:
+        assert until(lambda: worker.dispatcher.load()[TOPIC][0] == 1, PATIENCE), "none has started"
+        worker.clock.slept += 2 * UNLEASED_SECONDS
+        worker.end()  # so the thread meets the rest of the line
+        assert until(lambda: worker.dispatcher.load()[TOPIC] == (0, 0), PATIENCE)
+        worker.take()
+    assert worker.inflight.waiting(TOPIC) < 300 + TAKE_LIMIT
+    prepared = len(worker.snapshot())
+    worker.take()
+    assert len(worker.snapshot()) == prepared, "nothing more is taken"
+    worker.leases.look(0)
+    worker.finish()
+    worker.take()
+    assert until(lambda: worker.dispatcher.load()[TOPIC][0] == 1, PATIENCE), "they come back"
+    worker.end()
+
+
+def test_entries_of_ended_rows_do_not_pile_up_behind_a_flush_that_hangs(system: System, hands: Pair) -> None:
+    worker, _ = hands
+    job_ids = submit(system, 400)
+    ended = system.center.store.finish([(job_id, 0) for job_id in job_ids])
+    assert set(ended.values()) == {Finish.DONE}
+    most = 0
+    for _ in range(40):  # a round takes 21 at most
+        worker.take()
+        most = max(most, len(worker.snapshot()))
+    assert most < 300
+    worker.finish()
+    assert not worker.snapshot()
+    peek = worker.queues.peek([SLOT])[SLOT]
+    assert isinstance(peek, Peek)
+    assert peek.store == 0, "not all were taken"
+
+
+def test_who_gives_back_an_entry_with_a_lease_does_not_wait_for_its_row(
+    system: System, hands: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever it is may serve other servers: the entry waits for the thread of its own."""
+    worker, _ = hands
+    monkeypatch.setattr(flush, "MAX_QUEUED", 0)
+    submit(system, 1)
+    worker.take()
+    (entry,) = worker.inflight.snapshot()
+    asked: list[int] = []
+
+    def release(job_ids: Iterable[int]) -> dict[int, Trouble]:
+        asked.extend(job_ids)
+        return {}
+
+    monkeypatch.setattr(worker.store.leases, "release", release)
+    assert not worker.leases.take([entry])
+    worker.finisher.give_back([entry])
+    assert not asked
+    worker.finish()
+    assert asked == [entry.job_id]
+
+
+@pytest.mark.parametrize("by", ["flush", "thread that takes"])
+def test_who_asks_while_a_move_fails_is_not_told_that_nothing_is_left_to_write(
+    system: System, hands: Pair, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Its slot would be handed over although an entry is still there, or its process would end."""
+    worker, _ = hands
+    submit(system, 1)
+    worker.take()
+    (entry,) = worker.inflight.snapshot()
+    worker.dispatcher.withdraw()
+    looked, failed = threading.Event(), threading.Event()
+    idle: list[bool] = []
+    asks = threading.Thread(target=lambda: idle.append(worker.finisher.idle))
+
+    class Queue(deque[Any]):
+        """Who asks looks into it before the move has failed, and goes on after that."""
+
+        def __bool__(self) -> bool:
+            found = len(self) > 0
+            if threading.current_thread() is asks:
+                looked.set()
+                assert failed.wait(PATIENCE)
+            return found
+
+    def rollback(entries: Iterable[Slot]) -> dict[Slot, IndexUnavailable]:
+        worker.inflight.arrived([entry])
+        asks.start()
+        assert until(lambda: looked.is_set() or not asks.is_alive(), PATIENCE)
+        return dict.fromkeys(entries, IndexUnavailable("as the test wants"))
+
+    (flusher,) = worker.finisher.flushers
+    monkeypatch.setattr(flusher, "_moves", Queue())
+    monkeypatch.setattr(worker.queues, "rollback", rollback)
+    if by == "flush":
+        worker.finisher.give_back([entry])
+        flusher.run_once()
+    else:
+        worker.finisher.put_away([(entry, worker.clock.now_ms())])
+    failed.set()
+    asks.join()
+    assert idle == [False]
+    assert not worker.finisher.idle
+
+
+# A worker whose clock is set back by an hour: what it meant to do in a moment it does in a moment.
+
+HOUR_MS = 3_600_000
+
+
+@contextmanager
+def an_hour_ahead(worker: Hands) -> Iterator[pytest.MonkeyPatch]:
+    """Its clock is ahead; it is set back when this ends."""
+    clock, now_ms, time = worker.clock, worker.clock.now_ms, worker.clock.time
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "now_ms", lambda: now_ms() + HOUR_MS)
+        patch.setattr(clock, "time", lambda: time() + HOUR_MS / 1000)
+        yield patch
+
+
+def unanswered(worker: Hands, error: Trouble, *, leased: bool = False) -> Callable[..., None]:
+    """How the database server does not tell of rows."""
+
+    def ask(job_ids: Iterable[int], take: Callable[..., None]) -> None:
+        asked = list(job_ids)
+        for entry in worker.inflight.snapshot():
+            entry.lease = NO_LEASE._replace(possible=leased)
+        take(asked, Answers({}, dict.fromkeys(asked, error)))
+
+    return ask
+
+
+def test_a_prepare_that_redis_serves_late_is_looked_for(system: System, hands: Pair) -> None:
+    worker, _ = hands
+    claim = worker.book.owned[SLOT].claim
+    with an_hour_ahead(worker):
+        worker.adopter.reply_lost(SLOT, claim)
+        worker.adopt()
+    submit_due(system)
+    worker.queues.prepare([PrepareRequest(SLOT, 10, 3, claim)])
+    worker.clock.slept += 1.0
+    assert worker.adopter.run_once() < 10
+    worker.turn()
+    worker.start_and_wait()
+
+
+def test_what_has_a_lease_and_waits_for_its_row_is_checked_again(system: System, hands: Pair) -> None:
+    worker, _ = hands
+    submit_due(system)
+    error = StoreUnavailable("away")
+    with an_hour_ahead(worker) as patch:
+        patch.setattr(worker.checker.reader, "ask", unanswered(worker, error, leased=True))
+        worker.take()
+    assert worker.turn() < 1
+    worker.clock.slept += 1.0
+    worker.turn()
+    worker.start_and_wait()
+
+
+def test_what_is_put_away_comes_back(system: System, hands: Pair) -> None:
+    worker, _ = hands
+    away = unanswered(worker, StoreUnavailable("away"))
+    submit_due(system)
+    with an_hour_ahead(worker) as patch:
+        patch.setattr(worker.checker.reader, "ask", away)
+        worker.take()
+    submit_due(system)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker.checker.reader, "ask", away)
+        worker.take()
+    peek = worker.queues.peek([SLOT])[SLOT]
+    assert isinstance(peek, Peek)
+    assert (peek.store, peek.prepared) == (2, 0)
+    assert peek.next_due is not None
+    assert instant_of(peek.next_due) < worker.clock.now_ms() + 60_000
