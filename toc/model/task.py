@@ -10,19 +10,10 @@ from enum import Enum, IntEnum, StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from toc.model import errors
 from toc.model.clock import Duration, from_ms, seconds_of
 from toc.model.documents import MAX_DEPTH, check_depth, instant, parse_object
-from toc.model.errors import (
-    BodyTooLarge,
-    InvalidAttribute,
-    InvalidBody,
-    InvalidDelay,
-    InvalidDocument,
-    InvalidExpiry,
-    UnreadableTask,
-    reduced,
-    shown,
-)
+from toc.model.errors import InvalidAttribute, InvalidBody, UnreadableTask, reduced, shown
 
 if TYPE_CHECKING:
     from toc.model.pull import PullRow
@@ -149,7 +140,7 @@ class Retry(Exception):
     def __init__(self, after: Duration, reason: str = "") -> None:
         seconds = seconds_of(after)
         if seconds > MAX_RETRY_SECONDS:
-            raise InvalidDelay(f"Retry(after=...) must be at most 10 years, not {after!r}")
+            raise errors.InvalidDelay(f"Retry(after=...) must be at most 10 years, not {after!r}")
         super().__init__(reason or f"retry after {seconds:g} s")
         self.after = after if isinstance(after, timedelta) else timedelta(seconds=seconds)
 
@@ -371,7 +362,7 @@ def task_of(
             row.attempts + 1 if attempt is None else attempt, row.version, row.tries,
             from_ms(row.expires_at) if row.expires_at else None, expired, body, redrives,
         )  # fmt: skip
-    except InvalidDocument as exc:
+    except errors.InvalidDocument as exc:
         raise UnreadableTask(row.job_id, f"its attribute: {exc}") from None
     except (ValueError, OverflowError) as exc:
         raise UnreadableTask(row.job_id, type(exc).__name__) from None
@@ -392,7 +383,7 @@ def check_expiry(expires_at: int, action_time: int) -> None:
     if expires_at and expires_at < action_time:
         end, due = (from_ms(at).isoformat(timespec="milliseconds") for at in (expires_at, action_time))
         what = f"the task would expire at {end}, before its action_time {due}"
-        raise InvalidExpiry(f"{what}; give a later expires_at")
+        raise errors.InvalidExpiry(f"{what}; give a later expires_at")
 
 
 def decode_attribute(text: str) -> dict[str, Any]:
@@ -419,7 +410,7 @@ def encode_attribute(attribute: Mapping[str, Any] | None) -> str:
             same = json.loads(text) == attribute
     except UnicodeEncodeError as exc:
         raise InvalidAttribute("attribute contains a lone surrogate, which UTF-8 cannot encode") from exc
-    except (InvalidDocument, RecursionError):
+    except (errors.InvalidDocument, RecursionError):
         raise InvalidAttribute(f"attribute is nested more than {MAX_DEPTH} deep, or within itself") from None
     except (TypeError, ValueError) as exc:
         raise InvalidAttribute(f"attribute is not JSON: {exc}") from exc
@@ -501,7 +492,7 @@ def check_body(body: object, content_type: object, most: int) -> Content | None:
         raise InvalidBody(f"body must be bytes, not {type(body).__name__}")
     if len(body) > most:
         do = "keep it elsewhere and put its address here"
-        raise BodyTooLarge(f"body has {len(body)} bytes; {most} are allowed (TOC_MAX_BODY): {do}")
+        raise errors.BodyTooLarge(f"body has {len(body)} bytes; {most} are allowed (TOC_MAX_BODY): {do}")
     if content_type is None:
         return Content(DEFAULT_CONTENT_TYPE, body)
     if not isinstance(content_type, str):

@@ -9,25 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    BindParameter,
-    Column,
-    ColumnElement,
-    Double,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    SmallInteger,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    func,
-    literal_column,
-    text,
-)
+import sqlalchemy as sa
+from sqlalchemy import Column, ColumnElement, MetaData, String, Table, Text
 from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.types import TypeDecorator, TypeEngine
@@ -52,12 +35,12 @@ DUE_TABLE = "timeout_due"
 
 
 _MYSQL = ("mysql", "mariadb")
-_U64 = BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
-_ROWID = Integer().with_variant(
+_U64 = sa.BigInteger().with_variant(mysql.BIGINT(unsigned=True), *_MYSQL)
+_ROWID = sa.Integer().with_variant(
     mysql.BIGINT(unsigned=True), *_MYSQL
 )  # SQLite: the rowid itself, no second tree
-_U32 = Integer().with_variant(mysql.INTEGER(unsigned=True), *_MYSQL)
-_U16 = SmallInteger().with_variant(mysql.SMALLINT(unsigned=True), *_MYSQL)
+_U32 = sa.Integer().with_variant(mysql.INTEGER(unsigned=True), *_MYSQL)
+_U16 = sa.SmallInteger().with_variant(mysql.SMALLINT(unsigned=True), *_MYSQL)
 
 
 class _Datetime(TypeDecorator[int]):
@@ -66,27 +49,27 @@ class _Datetime(TypeDecorator[int]):
     impl = mysql.DATETIME
     cache_ok = True
 
-    def bind_expression(self, bindparam: BindParameter[int]) -> ColumnElement[Any]:
+    def bind_expression(self, bindparam: sa.BindParameter[int]) -> ColumnElement[Any]:
         """Return an expression for the instant of so many ms."""
-        return func.timestampadd(_MICROSECOND, bindparam * literal_column("1000"), _EPOCH)
+        return sa.func.timestampadd(_MICROSECOND, bindparam * sa.literal_column("1000"), _EPOCH)
 
     def column_expression(self, column: ColumnElement[int]) -> ColumnElement[Any]:
         """Return an expression for the ms of an instant."""
-        return func.timestampdiff(_MICROSECOND, _EPOCH, column).op("DIV")(literal_column("1000"))
+        return sa.func.timestampdiff(_MICROSECOND, _EPOCH, column).op("DIV")(sa.literal_column("1000"))
 
 
-_MICROSECOND: ColumnElement[Any] = literal_column("MICROSECOND")
-_EPOCH: ColumnElement[Any] = literal_column("TIMESTAMP'1970-01-01 00:00:00'")
-_INSTANT = BigInteger().with_variant(_Datetime(fsp=3), *_MYSQL)  # SQLite: the milliseconds as a number
-_TINY = SmallInteger().with_variant(mysql.TINYINT(), *_MYSQL)
+_MICROSECOND: ColumnElement[Any] = sa.literal_column("MICROSECOND")
+_EPOCH: ColumnElement[Any] = sa.literal_column("TIMESTAMP'1970-01-01 00:00:00'")
+_INSTANT = sa.BigInteger().with_variant(_Datetime(fsp=3), *_MYSQL)  # SQLite: the milliseconds as a number
+_TINY = sa.SmallInteger().with_variant(mysql.TINYINT(), *_MYSQL)
 _LONG_TEXT = Text().with_variant(mysql.MEDIUMTEXT(), *_MYSQL)
-_BODY = LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
-_KEY = LargeBinary(MAX_KEY_BYTES).with_variant(mysql.VARBINARY(MAX_KEY_BYTES), *_MYSQL)
+_BODY = sa.LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
+_KEY = sa.LargeBinary(MAX_KEY_BYTES).with_variant(mysql.VARBINARY(MAX_KEY_BYTES), *_MYSQL)
 
 
 def _binary(size: int) -> TypeEngine[bytes]:
     """Bytes of a fixed size: a hash or random bits."""
-    return LargeBinary(size).with_variant(mysql.BINARY(size), *_MYSQL)
+    return sa.LargeBinary(size).with_variant(mysql.BINARY(size), *_MYSQL)
 
 
 _OPTIONS: dict[str, Any] = {
@@ -113,7 +96,7 @@ def _columns(**kinds: _Type | _Maybe) -> list[Column[Any]]:
             name,
             kind.kind if isinstance(kind, _Maybe) else kind,
             nullable=isinstance(kind, _Maybe) and kind.default is None,
-            server_default=text(kind.default) if isinstance(kind, _Maybe) and kind.default else None,
+            server_default=sa.text(kind.default) if isinstance(kind, _Maybe) and kind.default else None,
         )
         for name, kind in kinds.items()
     ]
@@ -162,10 +145,10 @@ def _declare_task_table(metadata: MetaData, table: int) -> None:
             late=_Maybe(String(MAX_LATE_CHARS)),
         ),
         # also serves "all tasks of this biz_id"
-        UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
+        sa.UniqueConstraint("biz_id", "biz_type", "dedup_key", name=f"uk_dedup_{table:04d}"),
         # for the sweep (pending and due) and the list of the dead, newest first; with biz_type, so that tasks
         # are counted by topic without their rows
-        Index(f"ix_due_{table:04d}", "status", "next_time", "job_id", "biz_type"),
+        sa.Index(f"ix_due_{table:04d}", "status", "next_time", "job_id", "biz_type"),
     )
 
 
@@ -194,7 +177,7 @@ def _declare_schedule_table(metadata: MetaData, table: int) -> None:
         ),
         # Finds the schedules that need a step, and their topics, which take turns. While none does, only the
         # least look_time is read.
-        Index(f"ix_look_{table:04d}", "look_time", "topic"),
+        sa.Index(f"ix_look_{table:04d}", "look_time", "topic"),
     )
 
 
@@ -205,7 +188,7 @@ def _declare_shared(metadata: MetaData) -> None:
     _table(
         metadata, REQUEST_TABLE, _key("request_key", _binary(32)),
         *_columns(payload=_binary(32), answer=_Maybe(Text), gmt_create=_INSTANT),
-        Index("ix_request_age", "gmt_create"),
+        sa.Index("ix_request_age", "gmt_create"),
     )
     # What comes due when. For each task table (``number``) it has a row for the minutes of the next hour and
     # one for the hours of the next week (``part``). ``counts`` is JSON (toc.model.due); ``counted_at``: when
@@ -224,14 +207,14 @@ def first_tables(metadata: MetaData) -> dict[str, Table]:
             metadata, TOPIC_TABLE, _key("name", String(128)),
             *_columns(
                 biz_type=_U64, slot_amount=_U16, topic_type=String(16), retries=_TINY, backoff=String(16),
-                backoff_base=Double, backoff_cap=Double, prepare_timeout=_U32, max_runtime=_U32,
+                backoff_base=sa.Double, backoff_cap=sa.Double, prepare_timeout=_U32, max_runtime=_U32,
                 horizon=_U32, retention=_U32, paused=_TINY, gmt_create=_INSTANT, gmt_modified=_INSTANT,
                 version=_U32, concurrency=_Maybe(_U32, "0"), resume_rate=_Maybe(_U32, "0"),
                 resumed_at=_Maybe(_U64, "0"), delivery=_Maybe(String(16), "'handler'"),
                 closed=_Maybe(_TINY, "0"), target=_Maybe(String(128), "''"), expires_in=_Maybe(_U32, "0"),
                 paused_at=_Maybe(_U64, "0"),
             ),
-            UniqueConstraint("biz_type", name="uk_biz_type"),
+            sa.UniqueConstraint("biz_type", name="uk_biz_type"),
         ),
         # One row, number 1: the identity of the task table. ``lease_secret``, in hexadecimal digits, seals
         # the leases of consumers. ``indexed``: whether Redis holds an index of the tasks. ``horizon`` (s) is
@@ -266,7 +249,7 @@ def first_tables(metadata: MetaData) -> dict[str, Table]:
                 sha256=_binary(32), roles=String(255), topics=Text, limits=Text, expires_at=_Maybe(_INSTANT),
                 revoked_at=_Maybe(_INSTANT), created_by=String(128), gmt_create=_INSTANT, version=_U32,
             ),
-            UniqueConstraint("sha256", name="uk_token_sha256"),
+            sa.UniqueConstraint("sha256", name="uk_token_sha256"),
         ),
         # Webhook targets. ``settings`` is JSON: timeout, concurrency, rate, dead_on, header_names. ``sealed``
         # holds secrets and headers as an encrypted JSON object. ``change_id`` is a random number of the last
@@ -287,7 +270,7 @@ def first_tables(metadata: MetaData) -> dict[str, Table]:
                 action_id=String(32), phase=String(8), actor=String(128), action=String(64),
                 target=String(255), details=Text, result=_Maybe(Text), gmt_create=_INSTANT,
             ),
-            Index("ix_audit_age", "gmt_create"),
+            sa.Index("ix_audit_age", "gmt_create"),
         ),
         # Bulk jobs. toc.model.bulk.BulkJob describes the columns; ``details`` and ``counts`` are JSON.
         # ``owner`` is a random number of the gateway process that works on the job, until ``lease_until`` at
@@ -295,7 +278,7 @@ def first_tables(metadata: MetaData) -> dict[str, Table]:
         _table(
             metadata, "timeout_bulk", _key("name", String(32)),
             *_columns(
-                kind=String(16), topic=String(128), details=Text, created_by=String(128), rate=Double,
+                kind=String(16), topic=String(128), details=Text, created_by=String(128), rate=sa.Double,
                 tasks=_U32, state=String(16), done=_U32, counts=Text, error=String(1000), owner=_Maybe(_U64),
                 lease_until=_Maybe(_INSTANT), gmt_create=_INSTANT, gmt_modified=_INSTANT,
                 ended=_Maybe(_INSTANT),
@@ -315,7 +298,7 @@ def first_tables(metadata: MetaData) -> dict[str, Table]:
                 until_time=_INSTANT, gmt_create=_INSTANT, tasks=_U32, unwritten=_U32, worst=_U64, job_id=_U64,
                 evidence=String(255),
             ),
-            Index("ix_episode_age", "gmt_create"),
+            sa.Index("ix_episode_age", "gmt_create"),
         ),
         # Members without ZooKeeper: a row for each daemon. ``beat`` counts its writes, ``heartbeat`` is the
         # instant of the last one, by the server's clock, and ``timeout`` the time (ms) without one after

@@ -11,17 +11,8 @@ from functools import cached_property
 from re import Pattern
 from typing import Any, Generic, TypeVar
 
-from sqlalchemy import (
-    ClauseElement,
-    ColumnElement,
-    and_,
-    delete,
-    func,
-    insert,
-    literal_column,
-    select,
-    update,
-)
+import sqlalchemy as sa
+from sqlalchemy import ClauseElement, ColumnElement, insert, select, update
 
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import InvalidInput, NameTaken, StoreUnavailable, shown
@@ -75,7 +66,7 @@ class RecordTable:
 
     def _from_now(self, milliseconds: int) -> ColumnElement[Any]:
         """An instant by the server's own clock."""
-        return literal_column(self._server.from_now(milliseconds))
+        return sa.literal_column(self._server.from_now(milliseconds))
 
 
 class NamedTable(RecordTable, ABC, Generic[R]):
@@ -147,7 +138,7 @@ class NamedTable(RecordTable, ABC, Generic[R]):
 
     def _at(self, name: str, version: int) -> ColumnElement[bool]:
         """Select the row of a name, if it is still at this version."""
-        return and_(self._name == name, self._column[self.guard] == version)
+        return sa.and_(self._name == name, self._column[self.guard] == version)
 
     def _update(self, *where: ColumnElement[bool], **values: Any) -> bool:
         """Change a row and its version. False if none is at these conditions any more."""
@@ -156,7 +147,7 @@ class NamedTable(RecordTable, ABC, Generic[R]):
 
     def _delete(self, name: str) -> None:
         """Delete a row. Raises ``unknown``."""
-        if not self._write(delete(self._table).where(self._name == self._possible(name))):
+        if not self._write(sa.delete(self._table).where(self._name == self._possible(name))):
             raise self._unknown(name)
 
     def _possible(self, name: object) -> str:
@@ -177,5 +168,5 @@ class NamedTable(RecordTable, ABC, Generic[R]):
 
     @cached_property
     def _count_and_sum(self) -> Statement:
-        total = func.coalesce(func.sum(self._column[self.guard]), 0)
-        return self._compiled(select(func.count(), total).select_from(self._table))
+        total = sa.func.coalesce(sa.func.sum(self._column[self.guard]), 0)
+        return self._compiled(select(sa.func.count(), total).select_from(self._table))

@@ -21,14 +21,8 @@ import pymysql
 from sqlalchemy import Connection, CursorResult, TwoPhaseTransaction, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, MissingGreenlet, UnboundExecutionError
 
-from toc.model.errors import (
-    InvalidInput,
-    NoTransaction,
-    StoreUnavailable,
-    TocError,
-    TwoPhase,
-    WrongShardConnection,
-)
+from toc.model import errors
+from toc.model.errors import InvalidInput, StoreUnavailable, TocError, WrongShardConnection
 from toc.model.task import Submission, TaskRow, check_expiry
 from toc.observe.log import get_logger
 from toc.store.servers.mysql import error_code
@@ -73,7 +67,7 @@ def connection_of(session: Any, connection: Any) -> Connection:
         session = session() if hasattr(session, "registry") else session  # a scoped_session
         session = getattr(session, "sync_session", session)
         if getattr(session, "twophase", False):
-            raise TwoPhase
+            raise errors.TwoPhase
         try:
             found = session.connection()
         except AttributeError:
@@ -92,9 +86,9 @@ def connection_of(session: Any, connection: Any) -> Connection:
     if found.closed:
         raise WrongShardConnection("the connection passed is closed; pass one with an open transaction")
     if isinstance(found.get_transaction(), TwoPhaseTransaction):
-        raise TwoPhase
+        raise errors.TwoPhase
     if _commits_at_once(found):
-        raise NoTransaction
+        raise errors.NoTransaction
     return found
 
 
