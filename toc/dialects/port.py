@@ -216,11 +216,10 @@ class Guard:
             return None
         hosts = 0
         for name, value in scope["headers"]:
-            if name == b"origin":
+            text = value.strip().lower()
+            if name == b"origin" or (name == b"sec-fetch-site" and text not in (b"none", b"same-origin")):
                 return "pages of browsers may not use the port"
-            if name == b"sec-fetch-site" and value.strip().lower() not in (b"none", b"same-origin"):
-                return "pages of browsers may not use the port"
-            if _of_browser(name, value.strip().lower()):
+            if _of_browser(name, text):
                 return "browsers may not use the port"
             if name == b"host":
                 hosts += 1

@@ -15,7 +15,6 @@ from toc.coordination.coordinator import DEAD_FOR_MS
 from toc.coordination.rows import RowsCoordinator
 from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable
-from toc.model.member import MemberRow
 from toc.model.topic import Delivery, Slot
 from toc.store.migrate import Migrator
 from toc.store.records.cluster import MemberTable
@@ -34,28 +33,16 @@ class Line:
         self.cut = False
         self.writes = 0
 
-    def _way(self) -> MemberTable:
+    def __getattr__(self, name: str) -> Any:
         if self.cut:
             raise StoreUnavailable("the test has cut it")
         self.writes += 1
-        return self.table
-
-    def beat(self, name: str, number: int, timeout: int, data: str) -> list[MemberRow] | None:
-        return self._way().beat(name, number, timeout, data)
-
-    def join(self, name: str, host: str, number: int, timeout: int, data: str) -> None:
-        self._way().join(name, host, number, timeout, data)
-
-    def bury(self, name: str, number: int) -> None:
-        self._way().bury(name, number)
-
-    def leave(self, name: str) -> None:
-        self._way().leave(name)
+        return getattr(self.table, name)
 
 
 class Daemon(Driven):
     def __init__(self, table: MemberTable, host: str, workers: int, **member: Any) -> None:
-        self.line = Line(table)
+        self.line: Any = Line(table)
         self.clock = PushedClock()
         self.member = member
         super().__init__(RowsCoordinator(self.line, host=host, timeout=TIMEOUT, clock=self.clock), host)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
+from harness.coordination import Driven
 from harness.secured import zookeeper_client, zookeeper_url
 
 from benchmarks.local import ZooKeeper
@@ -28,15 +29,15 @@ class Cluster:
 
     def __init__(self, address: str, cluster: str) -> None:
         self.address, self.cluster = address, cluster
-        self.running: dict[str, ZooKeeperCoordinator] = {}
+        self.running: dict[str, Driven] = {}
 
-    def start(self, host: str, pid: int = 0) -> ZooKeeperCoordinator:
+    def start(self, host: str, pid: int = 0) -> None:
         coordinator = ZooKeeperCoordinator(self.address, cluster=self.cluster, host=host)
         coordinator.start()
         coordinator.set_topics(TOPICS)
         coordinator.join(Member(f"{host}-0", host, pid=pid))
-        self.running[host] = coordinator
-        return coordinator
+        self.running[host] = Driven(coordinator, host)
+        self.running[host].held[f"{host}-0"] = set()
 
     def operator(self) -> Operator:
         return Operator(self.address, cluster=self.cluster)
@@ -45,26 +46,22 @@ class Cluster:
         deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline
-            for host, coordinator in self.running.items():
+            for one in self.running.values():
                 time.sleep(0.02)
-                coordinator.step()
-                worker_id = f"{host}-0"
-                desired, held = coordinator.desired()[worker_id], coordinator.claimed()[worker_id]
-                coordinator.release(worker_id, held - desired)
-                coordinator.claim(worker_id, desired - held)
+                one.coordinator.step()
+                one.align()
 
     def load(self, host: str) -> int:
-        coordinator = self.running[host]
-        held = coordinator.claimed()[f"{host}-0"]
-        return len(held) if held == coordinator.desired()[f"{host}-0"] else -1
+        one = self.running[host]
+        return len(one.slots) if one.held == one.coordinator.desired() else -1
 
 
 @pytest.fixture
 def cluster(zookeeper: ZooKeeper, zookeeper_root: str) -> Iterator[Cluster]:
     made = Cluster(zookeeper.url, zookeeper_root)
     yield made
-    for coordinator in made.running.values():
-        coordinator.stop()
+    for one in made.running.values():
+        one.coordinator.stop()
 
 
 @pytest.fixture
@@ -117,17 +114,12 @@ def test_a_visitor_to_a_cluster_that_never_was_sees_nothing_and_leaves_nothing(
 # --- what they ask for ------------------------------------------------------------------------------------
 
 
-def drained(cluster: Cluster) -> set[str]:
-    """The hosts whose daemons know that they are drained."""
-    return {host for host, coordinator in cluster.running.items() if coordinator.drained()}
-
-
 @pytest.mark.parametrize("target", ["h2", "h2-0"])
 def test_a_pinned_slot_goes_to_its_host_or_worker_and_stays_when_repinned(pair: Cluster, target: str) -> None:
-    slot = min(pair.running["h1"].claimed()["h1-0"])
+    slot = min(pair.running["h1"].slots)
 
     def at(host: str) -> bool:
-        return slot in pair.running[host].claimed()[f"{host}-0"] and min(map(pair.load, pair.running)) >= 0
+        return slot in pair.running[host].slots and min(map(pair.load, pair.running)) >= 0
 
     def reason(operator: Operator) -> str:
         [row] = [row for row in operator.slots() if (row.topic, row.number) == slot]
@@ -161,9 +153,9 @@ def test_intents_outlive_every_daemon(cluster: Cluster) -> None:
         for host in ("h1", "h2", "h3"):
             cluster.start(host)
         cluster.until(lambda: (cluster.load("h1"), cluster.load("h2"), cluster.load("h3")) == (0, 9, 3))
-        assert slot in cluster.running["h3"].claimed()["h3-0"]
-        for coordinator in cluster.running.values():
-            coordinator.stop()
+        assert slot in cluster.running["h3"].slots
+        for one in cluster.running.values():
+            one.coordinator.stop()
     with cluster.operator() as operator:
         wanted = operator.intents()
     assert (wanted.drains["h1"].by, wanted.weights["h2"].by, wanted.pins[slot].by) == ("ann", "bob", "eve")
@@ -173,7 +165,7 @@ def test_while_a_slot_moves_it_is_shown_where_to_why_and_who_is_waited_for(pair:
     """h1 is told to let go and does not, as if handlers were running."""
     with pair.operator() as operator:
         operator.want("drain", "h1", by="ann")
-        stays = pair.running["h1"]
+        stays = pair.running["h1"].coordinator
         deadline = time.monotonic() + 60
         while stays.desired()["h1-0"]:
             assert time.monotonic() < deadline
@@ -245,7 +237,7 @@ def test_a_chroot_is_made_when_it_is_missing(
         cluster.until(lambda: cluster.load("h1") == 12)
         assert seen(f"/{zookeeper_root}/deep/toc/c") == sorted(DIRECTORIES)
     finally:
-        cluster.running["h1"].stop()
+        cluster.running["h1"].coordinator.stop()
 
 
 def test_with_a_user_the_nodes_are_his_alone_and_his_password_is_in_no_log(
@@ -274,7 +266,7 @@ def test_with_a_user_the_nodes_are_his_alone_and_his_password_is_in_no_log(
         assert "zookeeper_connected" in written
         assert "canary" not in written
     finally:
-        cluster.running["h1"].stop()
+        cluster.running["h1"].coordinator.stop()
 
 
 @contextmanager

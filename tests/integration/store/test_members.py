@@ -23,10 +23,6 @@ from toc.worker.daemon.minutes import Minutes
 # The rows of members: what each writes and reads, who is called dead, what comes too late.
 
 
-def beats(store: Store, name: str) -> int | None:
-    return next((row.beat for row in store.members.list() if row.name == name), None)
-
-
 @pytest.fixture(autouse=True)
 def empty(store: Store) -> None:
     for row in store.members.list():
