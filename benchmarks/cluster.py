@@ -11,8 +11,7 @@ from typing import Any
 
 from benchmarks.local import MariaDB, Nodes, RedisCluster, ZooKeeper
 from benchmarks.private import PrivateServer, free_port
-from toc.dev.local.embedded import write_config
-from toc.dev.local.process import spawn, stop
+from toc.dev.local import spawn, stop, write_config
 
 _TOC = [sys.executable, "-c", "from toc.cli.main import run; run()"]
 STOP_SECONDS = 40.0
@@ -65,7 +64,7 @@ class ZooKeeperEnsemble(Nodes[_ZooKeeperMember]):
 class LocalCluster:
     """``daemons`` run ``app`` as host1, host2, ... with two processes each. All ends with this process."""
 
-    def __init__(self, directory: Path, *, daemons: int = 2, app: str = "toc.dev.demo.app:center") -> None:
+    def __init__(self, directory: Path, *, daemons: int = 2, app: str = "toc.dev.demo:center") -> None:
         self.directory = directory
         self._redis = RedisCluster(directory / "redis")
         self._mariadb = MariaDB(directory / "mariadb")

@@ -25,7 +25,7 @@ from urllib.parse import urlencode
 from benchmarks import processes, stats
 from benchmarks.doors import Stage
 from toc import Dead, NewTask, Task, TimeoutCenter, Topic
-from toc.dev.local.process import until
+from toc.dev.local import until
 
 ROUNDS = 40
 AT_ONCE = 10_000

@@ -34,7 +34,7 @@ from benchmarks.catalog import ENTRIES
 from benchmarks.environment import python_of
 from benchmarks.local import MariaDB, RedisServer
 from toc import AsyncTimeoutCenter, NewTask, Settings, TimeoutCenter, Topic
-from toc.dev.local.process import until
+from toc.dev.local import until
 from toc.model.access import Role
 from toc.model.topic import Delivery
 from toc.operate.tokens import create_token

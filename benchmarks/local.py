@@ -19,8 +19,7 @@ from urllib.parse import quote
 
 from benchmarks.private import PrivateServer, Started
 from benchmarks.resp import Refused, call
-from toc.dev.local.process import StartFailed, tail, until
-from toc.dev.local.redis import MissingServer, find_redis, quoted, socket_path
+from toc.dev.local import MissingServer, StartFailed, find_redis, quoted, socket_path, tail, until
 
 Node = TypeVar("Node", bound=PrivateServer)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
-from toc.dev.local.process import StartFailed, kill, spawn, stop, tail, until
+from toc.dev.local import StartFailed, kill, spawn, stop, tail, until
 from toc.model.errors import UnfitServer
 
 

@@ -17,8 +17,7 @@ from benchmarks import processes
 from benchmarks.catalog import Entry
 from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
 from benchmarks.private import PrivateServer
-from toc.dev.local.process import tail
-from toc.dev.local.redis import MissingServer
+from toc.dev.local import MissingServer, tail
 
 
 class PostgreSql(PrivateServer):

@@ -27,7 +27,7 @@ import uvloop
 
 from benchmarks import processes, stats
 from toc import NewTask, TimeoutCenter, Topic
-from toc.dev.local.process import until
+from toc.dev.local import until
 from toc.model.topic import Delivery
 
 TOPIC = "sent"

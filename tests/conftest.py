@@ -34,7 +34,7 @@ from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
 from benchmarks.servers import PostgreSql
-from toc.dev.local.redis import MissingServer, bundled_valkey
+from toc.dev.local import MissingServer, bundled_valkey
 from toc.observe.log import close_log
 from toc.store.servers import mysql
 

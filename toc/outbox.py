@@ -17,34 +17,21 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Coroutine, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Coroutine
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Row,
-    Table,
-    Text,
-    delete,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
+from typing_extensions import Unpack
 
-from toc.model.clock import Clock, Duration, from_ms
+from toc.model.clock import Clock, from_ms
 from toc.model.errors import ConfigError, InvalidInput, Unavailable
 from toc.model.sharding import BizId
 from toc.model.task import MAX_BODY, NewTask
 from toc.model.topic import Topic, TopicType
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
+from toc.sdk.handlers import TaskFields
 from toc.sdk.submission import RowMaker
 
 log = get_logger(__name__)
@@ -54,46 +41,32 @@ TOGETHER = 500
 CENTURY = 3.2e9
 """Seconds: a later deadline is refused at once; TOC_MAX_DELAY counts when the record is drained."""
 
-metadata = MetaData()
-table = Table(
+metadata = sa.MetaData()
+table = sa.Table(
     "toc_outbox",
     metadata,
-    Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True),
-    Column("task", Text, nullable=False),
-    Column("body", LargeBinary(1 << 24)),
+    sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True),
+    sa.Column("task", sa.Text, nullable=False),
+    sa.Column("body", sa.LargeBinary(1 << 24)),
     # Why toc has refused the task. Set it to NULL to have it submitted again.
-    Column("error", Text),
+    sa.Column("error", sa.Text),
 )
 """``table.to_metadata(yours)`` makes it a part of an application's own schema."""
 
 
 def submit(
-    session: Session | Connection,
-    topic: str,
-    *,
-    biz_id: int | str,
-    delay: Duration | None = None,
-    action_time: datetime | None = None,
-    attribute: Mapping[str, Any] | None = None,
-    dedup_key: str | None = None,
-    slot_basis: str | None = None,
-    tries: int = 0,
-    expires_at: datetime | None = None,
-    body: bytes | None = None,
-    content_type: str | None = None,
+    session: Session | sa.Connection, topic: str, *, biz_id: int | str, **fields: Unpack[TaskFields]
 ) -> None:
     """Write a task into the outbox, in the transaction of the session or connection.
 
-    The arguments are those of ``TimeoutCenter.submit``; ``delay`` counts from now. Raises an InvalidInput,
-    also for an AsyncSession outside its ``run_sync``, but not for what only the task table knows, such as an
-    unknown topic (``drain``).
+    ``fields`` are those of ``TimeoutCenter.submit`` without ``target`` and ``url``; ``delay`` counts from
+    now. Raises an InvalidInput, also for an AsyncSession outside its ``run_sync``, but not for what only the
+    task table knows, such as an unknown topic (``drain``).
     """
-    dedup_key = dedup_key if dedup_key is not None else f"outbox-{secrets.token_hex(16)}"
-    task = NewTask(
-        topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,
-        content_type,
-    )  # fmt: skip
-    dated = delay is not None or action_time is not None
+    task = NewTask(topic, biz_id, **fields)
+    if task.dedup_key is None:
+        task = task._replace(dedup_key=f"outbox-{secrets.token_hex(16)}")
+    dated = task.delay is not None or task.action_time is not None
     kind = TopicType.TIMED if dated else TopicType.INSTANT
     maker = RowMaker(Clock(), CENTURY, MAX_BODY)
     row = maker.submission(task, lambda name: Topic(name, 1, 1, topic_type=kind)).row
@@ -105,7 +78,7 @@ def submit(
         "expires_in": None,
         "body": None,
     }
-    answer: object = session.execute(table.insert().values(task=json.dumps(record), body=body))
+    answer: object = session.execute(table.insert().values(task=json.dumps(record), body=task.body))
     if isinstance(answer, Coroutine):  # of an AsyncSession: it has written nothing
         answer.close()
         raise InvalidInput(
@@ -114,7 +87,7 @@ def submit(
         )
 
 
-def drain(engine: Engine, center: TimeoutCenter) -> int:
+def drain(engine: sa.Engine, center: TimeoutCenter) -> int:
     """Submit what the outbox holds, and remove it. Returns how many tasks that were.
 
     A task whose time has passed is due at once. One that toc refuses, such as one that has expired, or cannot
@@ -126,7 +99,7 @@ def drain(engine: Engine, center: TimeoutCenter) -> int:
     away: dict[int, Unavailable] = {}
     while True:
         with engine.connect() as connection:
-            waiting = select(table.c.id, table.c.task, table.c.body.is_not(None).label("has_body"))
+            waiting = sa.select(table.c.id, table.c.task, table.c.body.is_not(None).label("has_body"))
             waiting = waiting.where(table.c.error.is_(None), table.c.id > after)
             records = connection.execute(waiting.order_by(table.c.id).limit(TOGETHER)).all()
         if not records:
@@ -155,19 +128,14 @@ def drain(engine: Engine, center: TimeoutCenter) -> int:
                 refused[record.id] = f"it is no record of this version: {exc!r}"
         for number, error_text in refused.items():
             log.warning("outbox_refused", record=number, error=error_text)
-        _settle(engine, submitted, refused)
+        with engine.begin() as connection:
+            connection.execute(sa.delete(table).where(table.c.id.in_(submitted)))
+            for number, error_text in refused.items():
+                connection.execute(sa.update(table).where(table.c.id == number).values(error=error_text))
         done += len(submitted)
 
 
-def _settle(engine: Engine, submitted: Sequence[int], refused: Mapping[int, str]) -> None:
-    """Remove the records of tasks that are submitted, and note why others are refused."""
-    with engine.begin() as connection:
-        connection.execute(delete(table).where(table.c.id.in_(submitted)))
-        for number, text in refused.items():
-            connection.execute(update(table).where(table.c.id == number).values(error=text))
-
-
-def _task(engine: Engine, record: Row[Any]) -> NewTask:
+def _task(engine: sa.Engine, record: sa.Row[Any]) -> NewTask:
     """Return the task of a record, whose body is read by itself. Its time may have passed meanwhile."""
     fields = json.loads(record.task)
     for name in ("action_time", "expires_at"):
@@ -175,5 +143,5 @@ def _task(engine: Engine, record: Row[Any]) -> NewTask:
     body = None
     if record.has_body:
         with engine.connect() as connection:
-            body = connection.scalar(select(table.c.body).where(table.c.id == record.id))
+            body = connection.scalar(sa.select(table.c.body).where(table.c.id == record.id))
     return NewTask(**{**fields, "body": body, "past": "run"})

@@ -31,7 +31,7 @@ from fault.kit.traffic import Traffic
 from harness.final import read_final
 
 from toc import TaskStatus
-from toc.dev.local.process import until
+from toc.dev.local import until
 from toc.observe.log import configure
 
 SETTLED = 30.0

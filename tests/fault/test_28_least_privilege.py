@@ -44,7 +44,7 @@ from benchmarks.local import RedisServer
 from benchmarks.private import free_port
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter
 from toc.coordination.operator import Operator
-from toc.dev.local.redis import bundled_valkey
+from toc.dev.local import bundled_valkey
 from toc.index.messages import PrepareRequest
 from toc.index.queues import Queues
 from toc.model.errors import CoordinationUnavailable, StoreUnavailable, TocError

@@ -22,7 +22,7 @@ from harness.rows import known
 from harness.system import System
 
 from toc import CancelOutcome, TaskStatus
-from toc.index.calls import Call, Calls
+from toc.index.calls import Call
 from toc.model.topic import Slot
 
 
@@ -233,5 +233,5 @@ def _forget(system: System, job_id: int) -> bool:
     """Remove a PrepareQueue entry as a failover does that loses it; whether there was one."""
     keys = system.center.queues.keys(_slot(system, job_id))
     call = Call(keys.hash_slot, ("ZREM", keys.prepare, job_id))
-    Calls(system.center.queues.nodes).run([call])
+    system.center.queues.run([call])
     return bool(call.result)

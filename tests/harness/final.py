@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from toc import Settings, TimeoutCenter, Topic
-from toc.index.calls import Call, Calls
+from toc.index.calls import Call
 from toc.index.queues import Queues
 from toc.model.topic import Slot
 from toc.store.servers.server import Statement
@@ -66,7 +66,7 @@ def _entries(queues: Queues, slot: Slot) -> Iterator[tuple[int, Place]]:
         start = 0
         while True:
             call = Call(keys.hash_slot, ("ZRANGE", key, start, start + PAGE - 1, "WITHSCORES"))
-            Calls(queues.nodes).run([call])
+            queues.run([call])
             if isinstance(call.result, Exception):
                 raise call.result
             found = call.result

@@ -276,8 +276,8 @@ def _serve(scripts: socket.socket) -> None:
     import toc.console.console
     import toc.coordination.operator
     import toc.coordination.zookeeper
-    import toc.dev.demo.run
-    import toc.dev.local.embedded
+    import toc.dev.demo
+    import toc.dev.local
     import toc.dialects.process
     import toc.gateway.app
     import toc.gateway.process

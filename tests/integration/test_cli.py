@@ -97,7 +97,7 @@ def toc(
         if name.startswith("TOC_"):
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "toc.dev.demo.app", raising=False)  # its center has read its settings
+    monkeypatch.delitem(sys.modules, "toc.dev.demo", raising=False)  # its center has read its settings
     monkeypatch.setenv("TOC_DATABASE_URLS", f"sqlite:///{tmp_path / 'toc.db'}")
     monkeypatch.setenv("TOC_REDIS_URL", clean_redis.url)
     shutil.copy(upgraded, tmp_path)

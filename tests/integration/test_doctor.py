@@ -24,7 +24,7 @@ from toc import Settings, TaskStatus, TimeoutCenter
 from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
 from toc.coordination.znodes import host_of
-from toc.dev.local.embedded import EmbeddedStack
+from toc.dev.local import EmbeddedStack
 from toc.model.finding import Level
 from toc.model.topic import Delivery, Topic
 from toc.operate import doctor

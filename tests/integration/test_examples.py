@@ -24,7 +24,7 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, 
 
 from benchmarks.local import MariaDB, RedisServer, ZooKeeper
 from toc import Settings, TimeoutCenter, Topic
-from toc.dev.local.embedded import write_config
+from toc.dev.local import write_config
 from toc.model.topic import TopicType
 from toc.store.migrate import Migrator
 from toc.testing import Toc

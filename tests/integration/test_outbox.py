@@ -110,7 +110,7 @@ def test_drains_that_die_half_way_or_run_at_once_make_one_task(
         for biz_id in range(40):
             outbox.submit(connection, "test.sync", biz_id=biz_id, delay=3600)
     with monkeypatch.context() as patch:
-        patch.setattr(outbox, "delete", lambda _: 1 / 0)  # it dies between submit and removal
+        patch.setattr("sqlalchemy.delete", lambda _: 1 / 0)  # it dies between submit and removal
         with pytest.raises(ZeroDivisionError):
             outbox.drain(engine, system.center)
     assert waiting(engine) == 40

@@ -286,7 +286,7 @@ def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
 @pytest.mark.parametrize("command", [
     ["db", "check"], ["db", "upgrade"], ["topic", "list"],
     ["submit", "t", "--biz-id", "1", "--delay", "1"], ["get", "1"], ["slots"], ["dead", "list"],
-    ["worker", "--app", "toc.dev.demo.app:center"],
+    ["worker", "--app", "toc.dev.demo:center"],
 ])  # fmt: skip
 def test_without_settings_a_command_says_so(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command) == 2

@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "console": PLAIN - {"config"} | {"operate", "gateway"},
     "dialects": PLAIN - {"config"} | {"store", "index", "sdk", "operate", "pull", "gateway"},
     "dev.local": {"model"},
+    "dev.reload": set(),
     "testing": PLAIN | {"store", "index", "sdk", "maintenance", "worker"},
 }
 TOP = {"__main__", "cli", "dev.demo", "pytest_plugin"}

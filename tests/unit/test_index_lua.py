@@ -10,13 +10,12 @@ import pytest
 from redis.crc import key_slot
 
 from toc.index import messages, queues
-from toc.index.calls import Call, Script
+from toc.index.calls import Call, Calls, Script
 from toc.index.keys import owner_key, permits_key
-from toc.index.slot_calls import SlotCalls
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
 
-LUA = sorted((Path(queues.__file__).parent / "lua").glob("*.lua"))
+LUA = sorted(p for p in (Path(queues.__file__).parent / "lua").glob("*.lua") if p.stem != "shared")
 ADDING = {"add", "restore_dead", "reschedule"}
 """What may add to the index: it must fail when memory is full."""
 LOOKING = {"peek", "held"}
@@ -75,10 +74,11 @@ def test_the_header_names_exactly_the_keys_and_arguments_that_the_script_uses(pa
     assert used == set(range(1, len(stated.keys) + 1))
     assert {int(n) for n in re.findall(r"ARGV\[(\d+)\]", code)} == set(range(1, len(stated.fixed) + 1))
     loops = {(int(first), int(step)) for first, step in re.findall(r"for i = (\d+), #ARGV, (\d+)", code)}
-    if "unpack(ARGV)" in code:
-        loops.add((1, 1))
+    groups = re.findall(r"(?:ids_from|fenced|unprepared)\((?:KEYS\[\d\], )?(\d+), (\d+)\)", code)
+    loops |= {(int(first), int(step)) for first, step in groups}
     assert loops == ({(len(stated.fixed) + 1, len(stated.group))} if stated.group else set())
-    assert ("WAKES" in stated.sections) == ("PUBLISH" in code)
+    assert ("WAKES" in stated.sections) == ("put(" in code)
+    assert "PUBLISH" not in code, "put does it"
 
 
 @pytest.mark.parametrize("path", LUA, ids=lambda path: path.stem)
@@ -105,14 +105,13 @@ def test_a_batch_is_refused_before_it_does_anything_if_it_is_too_long(path: Path
     text = path.read_text()
     stated, code = contract(text), body(text)
     if stated.each:
-        longest = 500 * stated.each
-        assert code.lstrip().startswith(f"if #KEYS > {longest} then\n  return redis.error_reply(")
-    if stated.group and path.stem != "held":
-        longest = len(stated.fixed) + 500 * len(stated.group)
-        assert code.lstrip().startswith(f"if #ARGV > {longest} then\n  return redis.error_reply(")
+        assert code.lstrip().startswith(f"bounded(#KEYS, {stated.each})")
+    if stated.group and path.stem != "held":  # what lists the ids of a call refuses it if there are too many
+        first_call = code[: code.index("redis.call")] if "redis.call" in code else code
+        assert re.search(r"(ids_from|fenced|unprepared)\(", first_call)
 
 
-class Recorder(SlotCalls):
+class Recorder(Calls):
     """Keeps what it should send."""
 
     seen: list[Call]

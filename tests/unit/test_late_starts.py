@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from toc.index.no_index import NoIndex
+from toc.index.queues import NoIndex
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.handler import Handler

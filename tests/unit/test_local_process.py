@@ -15,10 +15,8 @@ from harness.patience import until
 
 from benchmarks.local import RedisServer
 from toc.coordination.presence import LocalNames, Presence
-from toc.dev.local import redis
-from toc.dev.local.embedded import lock
-from toc.dev.local.process import spawn, stop, tail
-from toc.dev.local.redis import MissingServer, find_redis
+from toc.dev import local
+from toc.dev.local import MissingServer, find_redis, lock, spawn, stop, tail
 from toc.model.errors import ConfigError, UnfitServer
 from toc.store.servers.threads import Threads
 from toc.worker import control
@@ -45,7 +43,7 @@ def test_a_process_that_ignores_sigterm_is_killed_with_its_children(tmp_path: Pa
 
 def test_a_process_dies_with_its_parent(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from toc.dev.local.process import spawn; "
+        "import sys, time; from pathlib import Path; from toc.dev.local import spawn; "
         f"bound = spawn({SLEEP!r}, Path({str(tmp_path / 'log')!r})); "
         "print(bound.pid, flush=True); time.sleep(600)"
     )
@@ -64,7 +62,7 @@ def test_a_redis_too_old_is_passed_over_and_named(tmp_path: Path, monkeypatch: p
     old.write_text("#!/bin/sh\necho 'Redis server v=6.2.7 sha=00000000:0'\n")
     old.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(redis, "bundled_valkey", lambda: None)
+    monkeypatch.setattr(local, "bundled_valkey", lambda: None)
     with pytest.raises(MissingServer, match=r"redis-server is too old: pip install 'timeout-center"):
         find_redis()
 

@@ -11,7 +11,7 @@ from toc.loop import EXIT_THREAD_DIED, Loop
 
 BEGIN = """
     import asyncio, sys, threading, time
-    from toc.index.connections import RedisNode
+    from toc.index.nodes import RedisNode
     from toc.index.url import Address
     from toc.observe.log import configure
     from toc.store.servers.threads import Threads

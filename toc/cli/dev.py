@@ -46,7 +46,7 @@ def demo(
 
     Example: toc demo --count 100 --seconds 3
     """
-    from toc.dev.demo.run import embedded, play
+    from toc.dev.demo import embedded, play
     from toc.observe import log
 
     if not 1 <= count <= 10_000:
@@ -54,10 +54,10 @@ def demo(
     log.configure("warning")
     _clean_up_when_terminated()
     say("starting a private Redis, SQLite and a worker ...")
-    with embedded() as app:
+    with embedded():
         say(f"{count} orders; 30 minutes take {seconds} s here; done in about {2 * seconds} s")
         with progress_line("") as tell:
-            report = play(app, count, seconds, tell)
+            report = play(count, seconds, tell)
     show_one(report, as_json=as_json)
     say("exactly right" if report["right"] else "NOT right")
     raise typer.Exit(0 if report["right"] else 1)
@@ -89,7 +89,7 @@ def dev(
               toc dev --app shop.deadlines:center --debug
               toc dev --app shop.deadlines:center --redis
     """
-    from toc.dev.local.embedded import EmbeddedStack, only_config, write_config
+    from toc.dev.local import EmbeddedStack, only_config, write_config
     from toc.operate.admin import migrator
     from toc.sdk.client import TimeoutCenter
 
@@ -137,7 +137,7 @@ def _run(
 ) -> int:
     """Run a daemon with one worker process; that of an app anew when its files change."""
     from toc.config import Settings
-    from toc.dev.local.reload import run_with_reloads
+    from toc.dev.reload import run_with_reloads
     from toc.worker.app import NO_HANDLERS
     from toc.worker.daemon.start import run_daemon
 

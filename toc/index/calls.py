@@ -9,7 +9,7 @@ back. In a cluster that time is short, as calls to other nodes wait as well.
 
     the connection broke     the call is sent once more on a new one, or becomes a ReplyLost if it must not be
                              executed twice; a call that was not sent is simply sent again
-    a redirection, NOSCRIPT  followed, or the script loaded; then sent again at once, as it was not executed
+    a redirection, NOSCRIPT  followed, or the script sent along; sent again at once, as it was not executed
     a state that passes      sent again after a short, jittered pause, a few times
     anything else            an IndexUnavailable that says what to do
 
@@ -22,23 +22,29 @@ import contextlib
 import hashlib
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from toc.index.connections import RedisNode
 from toc.index.keys import SlotKeys
-from toc.index.refusals import Disconnected, Refusal, Then, meaning_of
-from toc.index.slot_map import RedisNodes
-from toc.index.wire import NONSENSE, PARTIAL, Command, Wire
+from toc.index.messages import MAX_IDS, shown, sort_out
+from toc.index.nodes import RedisNode, RedisNodes
+from toc.index.wire import NONSENSE, PARTIAL, Command, Disconnected, Refusal, Then, Wire, meaning_of
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
+from toc.observe.log import get_logger
+from toc.observe.metrics import ORPHANS
 
-MAX_IDS = 500
-"""Most ids in one script call: about a millisecond of the server's time."""
+log = get_logger(__name__)
+
+SLOTS_TOGETHER = 100
+"""Slots in one call: well below a millisecond of the server's time."""
+_LUA = Path(__file__).parent / "lua"
+_SHARED = (_LUA / "shared.lua").read_text()
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -82,7 +88,8 @@ class Script:
 
     def __init__(self, name: str, *keys: str, wakes: bool = False) -> None:
         self.name = name
-        self.source = (Path(__file__).parent / "lua" / f"{name}.lua").read_text()
+        first, rest = (_LUA / f"{name}.lua").read_text().split("\n", 1)
+        self.source = f"{first}\n{_SHARED}{rest}"
         self.sha = hashlib.sha1(self.source.encode(), usedforsecurity=False).hexdigest()
         places = [SlotKeys._fields.index(key) for key in (*keys, *(["channel"] if wakes else []))]
         # An itemgetter of one index returns no tuple. An itemgetter of a slice does.
@@ -123,17 +130,16 @@ class Call:
     """The node that an ASK redirects to, for one try."""
     moved: bool = False
     """Whether it has followed a MOVED."""
-    load: bool = False
-    """Whether the script must be loaded first."""
     lost: bool = False
     """Whether it was sent once and its reply was lost."""
 
 
 class Calls:
-    """Runs calls over the servers of one URL."""
+    """Runs calls over the servers of one URL. ``keys`` returns the keys of a slot."""
 
-    def __init__(self, nodes: RedisNodes) -> None:
+    def __init__(self, nodes: RedisNodes, keys: Callable[[Slot], SlotKeys]) -> None:
         self.nodes = nodes
+        self.keys = keys
 
     def run(self, calls: Sequence[Call]) -> None:
         """Give every call its result. Errors of servers are results; none is raised."""
@@ -143,7 +149,7 @@ class Calls:
             attempt = Attempt(self.nodes)
             attempt.run(todo)
             if attempt.rediscover:
-                self._rediscover()
+                self.nodes.try_rediscover()
             moved = [call for call, node in attempt.unreachable if self._moved_from(node, call)]
             todo = attempt.again + moved
             if attempt.after_pause and (pause := next(pauses, None)) is not None:
@@ -170,16 +176,99 @@ class Calls:
             raise result
         return result
 
-    def _rediscover(self) -> None:
-        # If this fails, the old map stays, and calls to its servers show the error.
-        with contextlib.suppress(IndexUnavailable):
-            self.nodes.rediscover()
-
     def _moved_from(self, node: RedisNode, call: Call) -> bool:
         """Whether another node serves the call by now. If that cannot be known, the call keeps its error."""
         with contextlib.suppress(IndexUnavailable):
             return self.nodes.master(call.hash_slot) is not node
         return False
+
+    # --- calls for many slots, their results by slot
+
+    def together(
+        self,
+        script: Script,
+        slots: Iterable[Slot],
+        read: Callable[[Call], Iterable[Result | IndexUnavailable]],
+        size: int = SLOTS_TOGETHER,
+    ) -> BySlot[Result]:
+        """Run a script that takes the keys of many slots, in few calls. ``read`` yields each slot's result.
+
+        In a cluster each slot has a call of its own, as the keys of a call must share a hash slot. If a call
+        for many slots is refused, one of them may be the cause, so each is then asked about alone.
+        """
+        asked = list(slots)
+        size = 1 if self.nodes.clustered else size
+        parts = [asked[first : first + size] for first in range(0, len(asked), size)]
+        calls = [script.of_all([self.keys(slot) for slot in part]) for part in parts]
+        self.run(calls)
+        found: BySlot[Result] = {}
+        for part, call in zip(parts, calls, strict=True):
+            answers = understood(call.result, partial(_by_slot, part, read, call))
+            if not isinstance(answers, IndexUnavailable):
+                found.update(answers)
+            elif call.run_id and len(part) > 1:  # the server has replied
+                found |= self.together(script, part, read, 1)
+            else:
+                found |= dict.fromkeys(part, answers)
+        return found
+
+    def entries(
+        self, replies: Mapping[Slot, list[bytes] | IndexUnavailable], queue: Callable[[SlotKeys], str]
+    ) -> BySlot[list[tuple[int, float]]]:
+        """Return the (job_id, score) in replies, each once. Removes the strays among them from ``queue``."""
+        entries: BySlot[list[tuple[int, float]]] = {}
+        strays: dict[Slot, list[bytes]] = {}
+        for slot, reply in replies.items():
+            found = understood(reply, sort_out)
+            if isinstance(found, IndexUnavailable):
+                entries[slot] = found
+            else:
+                entries[slot] = list(dict(found[0]).items())
+                strays[slot] = found[1]
+        self.drop(strays, queue)
+        return entries
+
+    def drop(self, strays: Mapping[Slot, Sequence[bytes]], queue: Callable[[SlotKeys], str]) -> None:
+        """Remove strays, with one alarm per slot. A reader that finds them gone logs nothing."""
+        if not any(strays.values()):
+            return
+        met = {slot: members for slot, members in strays.items() if members}
+        for slot, removed in self.remove(met, queue).items():
+            if not isinstance(removed, IndexUnavailable) and removed:
+                ORPHANS.of(slot.topic).add(removed)
+                log.error("orphan_dropped", slot=str(slot), members=removed, member=shown(met[slot][0]))
+
+    def remove(
+        self, members: Mapping[Slot, Sequence[int | bytes]], queue: Callable[[SlotKeys], str]
+    ) -> BySlot[int]:
+        """Remove members from a queue. Returns how many were there."""
+        alone = {slot: [(one,) for one in some] for slot, some in members.items()}
+        return self.in_batches(alone, command("ZREM", queue), sum)
+
+    def in_batches(
+        self,
+        entries: Mapping[Slot, Sequence[tuple[int | float | bytes, ...]]],
+        call: Callable[..., Call],
+        unite: Callable[[list[Any]], Result],
+    ) -> BySlot[Result]:
+        """Make calls with the words of these entries, at most MAX_IDS entries in each.
+
+        ``unite`` combines the replies of a slot. If one of its calls failed, the slot gets that error.
+        """
+        calls: dict[Slot, list[Call]] = {}
+        for slot, items in entries.items():
+            keys = self.keys(slot)
+            calls[slot] = [
+                call(keys, *chain.from_iterable(items[start : start + MAX_IDS]))
+                for start in range(0, len(items), MAX_IDS)
+            ]
+        self.run(list(chain.from_iterable(calls.values())))
+        results: BySlot[Result] = {}
+        for slot, parts in calls.items():
+            failed = next((part.result for part in parts if isinstance(part.result, IndexUnavailable)), None)
+            united = partial(_united, len(entries[slot]), unite)
+            results[slot] = understood([part.result for part in parts], united) if failed is None else failed
+        return results
 
 
 def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnavailable:
@@ -195,6 +284,25 @@ def understood(reply: Any, read: Callable[[Any], Result]) -> Result | IndexUnava
         return ReplyLost(f"a reply from Redis cannot be parsed ({type(exc).__name__}); the call was executed")
 
 
+def _united(count: int, unite: Callable[[list[Any]], Result], parts: list[Any]) -> Result:
+    """Combine the replies of several calls. A list must have one answer for each of ``count`` entries."""
+    whole = unite(parts)
+    if isinstance(whole, list) and len(whole) != count:
+        raise ValueError("the number of answers is not the number of entries")
+    return whole
+
+
+def _by_slot(
+    slots: Sequence[Slot], read: Callable[[Call], Iterable[Result]], call: Call, _reply: object
+) -> dict[Slot, Result]:
+    return dict(zip(slots, read(call), strict=True))
+
+
+def command(name: str, key: Callable[[SlotKeys], str]) -> Callable[..., Call]:
+    """Return a function of a slot's keys and further words that builds a call on one of the keys."""
+    return lambda keys, *words: Call(keys.hash_slot, (name, key(keys), *words))
+
+
 class Window:
     """Calls sent to a node in one write, and how many of their replies have been read."""
 
@@ -202,16 +310,9 @@ class Window:
         self.node = node
         self.wire = wire
         self._commands: list[Command] = []
-        self._replies: list[Script | Call | None] = []
+        self._replies: list[Call | None] = []
         """The origin of each reply, in order; None for an ASKING."""
-        self._loaded: dict[Script | None, Any] = {}
-        """The scripts that are loaded first, each once, with the reply to that."""
         self._read = 0
-        for call in calls:
-            if call.load and call.script is not None and call.script not in self._loaded:
-                self._loaded[call.script] = None
-                self._commands.append(("SCRIPT", "LOAD", call.script.source))
-                self._replies.append(call.script)
         for call in calls:
             if call.asking is not None:
                 self._commands.append(("ASKING",))
@@ -237,13 +338,10 @@ class Window:
                 return False
             whose = self._replies[self._read]
             self._read += 1
-            if isinstance(whose, Script):
-                self._loaded[whose] = reply
-            elif whose is not None:
+            if whose is not None:
                 whose.run_id = wire.run_id
                 if isinstance(reply, Refusal):
-                    loaded = self._loaded.get(whose.script)
-                    attempt.judge(self.node, whose, loaded if isinstance(loaded, Refusal) else reply)
+                    attempt.judge(self.node, whose, reply)
                 else:
                     whose.result = reply
         if wire.left():  # some of the replies belong to other calls
@@ -254,7 +352,7 @@ class Window:
     @property
     def unanswered(self) -> list[Call]:
         """The calls whose replies have not been read."""
-        return [whose for whose in self._replies[self._read :] if isinstance(whose, Call)]
+        return [whose for whose in self._replies[self._read :] if whose is not None]
 
 
 class Attempt:
@@ -270,25 +368,38 @@ class Attempt:
         self.after_pause: list[Call] = []
         self.unreachable: list[tuple[Call, RedisNode]] = []
         self.rediscover = False
+        self._waiting: dict[RedisNode, list[Call]] = {}
+        """By node, the calls that have not been sent."""
+        self._wires: dict[RedisNode, Wire] = {}
 
     def run(self, calls: list[Call]) -> None:
         """Send calls and read their replies."""
-        waiting = self._by_node(calls)
-        wires: dict[RedisNode, Wire] = {}
+        self._waiting = waiting = self._by_node(calls)
+        self._wires = wires = {}
         try:
             while waiting:
                 sent = []
                 for node in list(waiting):
-                    if node not in wires and not self._reach(node, wires, waiting):
+                    try:
+                        if node not in wires:
+                            wires[node] = node.take()
+                    except IndexUnavailable as exc:
+                        self.rediscover = True
+                        for call in waiting.pop(node):
+                            call.result, call.asking = exc, None
+                            self.unreachable.append((call, node))
                         continue
                     window = Window(node, wires[node], _cut_window(waiting, node))
-                    if self._send(window):
+                    try:
+                        window.send()
                         sent.append(window)
-                    else:
-                        del wires[node]
-                        self.again += waiting.pop(node, [])
+                    except Disconnected as exc:
+                        self._leave(window, exc)
                 for window in sent:
-                    self._read(window, wires, waiting)
+                    try:
+                        window.read(self)
+                    except Disconnected as exc:
+                        self._leave(window, exc)
         except BaseException:
             for wire in wires.values():  # there may be unread replies in them
                 wire.close()
@@ -308,36 +419,11 @@ class Attempt:
             return {}
         return waiting
 
-    def _reach(
-        self, node: RedisNode, wires: dict[RedisNode, Wire], waiting: dict[RedisNode, list[Call]]
-    ) -> bool:
-        try:
-            wires[node] = node.take()
-        except IndexUnavailable as exc:
-            self.rediscover = True
-            for call in waiting.pop(node):
-                call.result, call.asking = exc, None
-                self.unreachable.append((call, node))
-            return False
-        return True
-
-    def _send(self, window: Window) -> bool:
-        try:
-            window.send()
-        except Disconnected as exc:
-            self.broke(window, exc)
-            return False
-        return True
-
-    def _read(
-        self, window: Window, wires: dict[RedisNode, Wire], waiting: dict[RedisNode, list[Call]]
-    ) -> None:
-        try:
-            window.read(self)
-        except Disconnected as exc:
-            self.broke(window, exc)
-            self.again += waiting.pop(window.node, [])
-            del wires[window.node]
+    def _leave(self, window: Window, exc: Disconnected) -> None:
+        """Give up a connection that broke; the calls that have not been sent go over another."""
+        self.broke(window, exc)
+        del self._wires[window.node]
+        self.again += self._waiting.pop(window.node, [])
 
     def broke(self, window: Window, exc: Disconnected) -> None:
         """Give up a connection that broke, and the calls that must not be executed twice."""
@@ -356,15 +442,15 @@ class Attempt:
 
     def judge(self, node: RedisNode, call: Call, error: Refusal) -> None:
         """Apply the error table to the error of ``node`` for ``call``. The call was not executed."""
-        code, then, advice = meaning_of(error)
+        code, (then, advice) = error.code, meaning_of(error)
         name = call.script.name if call.script else str(call.command[0])
         kind = _KINDS.get(code, IndexUnavailable)
         call.result = kind(
             f"Redis at {node.address} refused {name} ({code}): {advice or f'it said: {error}'}"
         )
         call.asking = None
-        if then is Then.LOAD_SCRIPT:
-            call.load = True
+        if then is Then.SEND_SCRIPT and call.script is not None:  # the server keeps what it gets so
+            call.command = ("EVAL", call.script.source, *call.command[2:])
         elif then is Then.FOLLOW_MOVED:
             self._nodes.moved(call.hash_slot, self._nodes.redirected(error, node))
             if call.moved:  # twice: the nodes do not agree yet

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from toc.index.refusals import Refusal
-from toc.index.slot_map import RedisNodes
+from toc.index.nodes import RedisNodes
 from toc.index.url import Topology, parse
-from toc.index.wire import Command
+from toc.index.wire import Command, Refusal
 from toc.model.errors import ConfigError, IndexUnavailable
 
 PAGE = 1000

@@ -1,19 +1,32 @@
-"""Arguments and results of the transitions of the index, in plain values."""
+"""Arguments and results of the transitions of the index, in plain values; entries and strays among members.
+
+Another program can write anything into a queue: a member that is no job_id, a score that no task can have.
+toc could never settle such a stray, so no worker may get it. It is sorted out here, and its reader removes
+it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
-from toc.index.calls import MAX_IDS
-from toc.index.members import first_due
+from toc.model.sharding import MAX_BIZ_ID
 from toc.model.topic import Slot
+
+MAX_IDS = 500
+"""Most ids in one script call: about a millisecond of the server's time."""
 
 SILENT_SECONDS = 6
 """A member that has not called ``own`` for longer has ended without leaving, or is cut off: it calls every
 two seconds."""
 MEMBER = "member "
+_MAX_SCORE = 2.0**53
+"""Larger whole numbers are not exact in a float64, so no fencing token would match."""
+_MAX_DUE_MS = 2.0**43
+"""The year 2248: no task can be due this late."""
 _SHOWN_CHARS = 200
+_MEMBER_CHARS = 40
 
 
 class PrepareRequest(NamedTuple):
@@ -184,3 +197,39 @@ class Permits(NamedTuple):
     def of(cls, reply: list[int]) -> Permits:
         """Parse the reply of permits.lua."""
         return cls(*map(int, reply))
+
+
+def sort_out(flat: list[bytes]) -> tuple[list[tuple[int, float]], list[bytes]]:
+    """Split a list of member, score, member, score, ... into entries and the members that are strays.
+
+    A job_id has one spelling, without sign or leading zero. Scripts get the number and would not find another
+    spelling.
+    """
+    entries, strays = [], []
+    for member, text in zip(flat[::2], flat[1::2], strict=True):
+        score = float(text)
+        if (
+            member.isdigit()  # of bytes, so it is ASCII and not empty
+            and len(member) <= 19
+            and member[0] != 48  # "0"
+            and (job_id := int(member)) <= MAX_BIZ_ID
+            and 0 <= score < _MAX_SCORE
+        ):
+            entries.append((job_id, score))
+        else:
+            strays.append(member)
+    return entries, strays
+
+
+def first_due(score: bytes | None) -> float | None:
+    """Return when a StoreQueue is next due (ms) by its first score; None if it is empty or never due.
+
+    A time before 1970 counts as 1970.
+    """
+    due = inf if score is None else float(score)
+    return max(due, 0.0) if due < _MAX_DUE_MS else None
+
+
+def shown(member: bytes) -> str:
+    """Return a member for a log line: printable, and truncated."""
+    return ascii(member[:_MEMBER_CHARS].decode("ascii", "backslashreplace"))[1:-1][:_MEMBER_CHARS]

@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from toc.index.calls import IndexBroken
-from toc.index.connections import RedisNode
+from toc.index.nodes import RedisNode
 from toc.index.queues import OWNER_LAPSE_SECONDS, Queues
-from toc.index.refusals import Refusal
 from toc.index.url import Topology
-from toc.index.wire import Command
+from toc.index.wire import Command, Refusal
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import IndexUnavailable, UnfitServer
 from toc.model.finding import Finding, Level, clock_finding
@@ -103,19 +102,13 @@ def _examine(node: RedisNode, queues: Queues) -> list[Finding]:
     server, kind = str(node.address), queues.nodes.location.kind
     began = time.time()
     info, save, coverage, published = node.ask(
-        ("INFO",),
-        ("CONFIG", "GET", "save"),
-        _COVERAGE,
-        ("PUBLISH", queues.keys(_NO_SLOT).channel, ""),
+        ("INFO",), ("CONFIG", "GET", "save"), _COVERAGE, ("PUBLISH", queues.keys(_NO_SLOT).channel, "")
     )
     took_ms = (time.time() - began) * 1000
     if isinstance(info, Refusal):
         return [Finding(Level.REFUSE, server, "it refuses INFO", "grant the user +info")]
     facts = facts_of(info)
-    wrong = [*_server(facts), *_persistence(facts, save), *_cluster(facts, coverage, kind)]
-    if isinstance(published, Refusal) and published.code == "NOPERM":
-        what = "its ACL refuses PUBLISH, which a script does not report: no worker hears of an earlier task"
-        wrong.append((Level.WARN, what, "grant the commands, keys and channels in deploy/redis-acl.conf"))
+    wrong = unfit(facts, save, coverage, published, kind)
     found = [Finding(level, server, what, do) for level, what, do in wrong]
     whole = facts.get("maxmemory_human", "0B")
     most = "what the machine has" if whole == "0B" else whole
@@ -125,9 +118,6 @@ def _examine(node: RedisNode, queues: Queues) -> list[Finding]:
         ahead = int(facts["server_time_usec"]) / 1000 - began * 1000 - took_ms / 2
         found.append(clock_finding(server, ahead, took_ms / 2, MAX_CLOCK_SKEW_MS))
     return found
-
-
-_Wrong = Iterator[tuple[Level, str, str]]
 
 
 def facts_of(info: bytes) -> dict[str, str]:
@@ -142,54 +132,37 @@ def _name(facts: dict[str, str]) -> str:
     return f"{name} {facts.get('valkey_version') or facts.get('redis_version') or 'of an unknown version'}"
 
 
-def _server(facts: dict[str, str]) -> _Wrong:
+def unfit(
+    facts: dict[str, str], save: Any, coverage: Any, published: Any, kind: Topology
+) -> Iterator[tuple[Level, str, str]]:
+    """Yield what is wrong with a server, and what to do, by its answers. ``facts`` are those of INFO."""
     name, _, version = _name(facts).partition(" ")
     major = version.partition(".")[0]
     if not major.isdecimal() or int(major) < _MIN_MAJOR:
-        yield (
-            Level.REFUSE,
-            f"it is {name} {version}",
-            f"use {_OLDEST} or later: older ones cannot remove entries when memory is full",
-        )
+        do = f"use {_OLDEST} or later: older ones cannot remove entries when memory is full"
+        yield Level.REFUSE, f"it is {name} {version}", do
     role, policy = facts.get("role", "unknown"), facts.get("maxmemory_policy", "unknown")
     if role != "master":
-        yield (
-            Level.REFUSE,
-            f"its role is {role}, not master",
-            "point TOC_REDIS_URL at the master, or let sentinels find it with redis+sentinel://",
-        )
+        do = "point TOC_REDIS_URL at the master, or let sentinels find it with redis+sentinel://"
+        yield Level.REFUSE, f"its role is {role}, not master", do
     if policy != "noeviction":
-        yield (
-            Level.REFUSE,
-            f"its maxmemory_policy is {policy}: it would drop whole queues when memory is full",
-            "set maxmemory-policy noeviction",
-        )
+        what = f"its maxmemory_policy is {policy}: it would drop whole queues when memory is full"
+        yield Level.REFUSE, what, "set maxmemory-policy noeviction"
     used, most = (int(facts[name]) if facts.get(name, "").isdecimal() else 0 for name in _MEMORY)
     if most and used >= NEARLY_FULL * most:
-        yield (
-            Level.WARN,
-            f"{100 * used / most:.0f} % of its maxmemory is used; when it is full, nothing is indexed",
-            "give it more memory, add nodes, or lower the horizon of topics",
-        )
-
-
-def _persistence(facts: dict[str, str], save: Any) -> _Wrong:
+        what = f"{100 * used / most:.0f} % of its maxmemory is used; when it is full, nothing is indexed"
+        yield Level.WARN, what, "give it more memory, add nodes, or lower the horizon of topics"
     snapshots = bool(save[1]) if isinstance(save, list) and len(save) == 2 else False
     saved = facts.get("rdb_saves", "0") != "0" or facts.get("rdb_last_bgsave_time_sec", "-1") != "-1"
     if facts.get("aof_enabled") != "1" and not snapshots and not saved:
-        yield (
-            Level.WARN,
-            "it writes neither an append-only file nor, as far as toc can see, snapshots",
-            "set appendonly yes: without it, the index is rebuilt from the task table after every restart",
-        )
-
-
-def _cluster(facts: dict[str, str], coverage: Any, kind: Topology) -> _Wrong:
+        what = "it writes neither an append-only file nor, as far as toc can see, snapshots"
+        do = "set appendonly yes: without it, the index is rebuilt from the task table after every restart"
+        yield Level.WARN, what, do
     if facts.get("cluster_enabled") == "1" and kind is not Topology.CLUSTER:
         yield Level.WARN, "it is a node of a cluster", "begin TOC_REDIS_URL with redis+cluster://"
     if kind is Topology.CLUSTER and isinstance(coverage, list) and coverage[1:] == [b"yes"]:
-        yield (
-            Level.WARN,
-            "cluster-require-full-coverage is yes: when one node is down, all of them stop",
-            "set cluster-require-full-coverage no",
-        )
+        what = "cluster-require-full-coverage is yes: when one node is down, all of them stop"
+        yield Level.WARN, what, "set cluster-require-full-coverage no"
+    if isinstance(published, Refusal) and published.code == "NOPERM":
+        what = "its ACL refuses PUBLISH, which a script does not report: no worker hears of an earlier task"
+        yield Level.WARN, what, "grant the commands, keys and channels in deploy/redis-acl.conf"

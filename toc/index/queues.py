@@ -8,41 +8,28 @@ Methods over many slots never raise because of one server: each slot gets its re
 of its server. If a slot's ids went in several calls and one of them failed, the slot gets the error. The
 whole can then be repeated: every script is safe to repeat, except ``prepare``, which is never repeated.
 
-Ids are ints of up to 63 bits; scores and fencing tokens are floats as in ``toc.model.scores``. A member that
-cannot be an entry (``toc.index.members``) is never returned: ``prepare``, ``expired`` and ``dead_pages``
-remove it, with the alarm ``orphan_dropped``. If that fails, the next reader removes it.
+Ids are ints of up to 63 bits; scores and fencing tokens are floats as in ``toc.model.scores``. A stray, a
+member that cannot be an entry, is never returned: ``prepare``, ``expired`` and ``dead_pages`` remove it, with
+the alarm ``orphan_dropped``. If that fails, the next reader removes it.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import fmod
 from operator import attrgetter
 from typing import Any
 
-from toc.index.calls import MAX_IDS, BySlot, Call, IndexBroken, IndexFull, Scored, Script, understood
+from typing_extensions import override
+
+from toc.index import messages
+from toc.index.calls import BySlot, Call, Calls, IndexBroken, IndexFull, Scored, Script, command, understood
 from toc.index.keys import SlotKeys, hash_slot_of, owner_key, permits_key
-from toc.index.members import first_due, sort_out
-from toc.index.messages import (
-    MEMBER,
-    CancelReply,
-    Claim,
-    ExpiredRequest,
-    Generation,
-    Owner,
-    Peek,
-    PermitRequest,
-    Permits,
-    Prepared,
-    PrepareRequest,
-    holders,
-)
-from toc.index.slot_calls import SlotCalls, command
-from toc.index.slot_map import RedisNodes
+from toc.index.nodes import RedisNodes
 from toc.index.url import parse
 from toc.index.wake import WakeListener
-from toc.model.errors import IndexUnavailable
+from toc.model.errors import IndexUnavailable, TocError
 from toc.model.scores import CLAIMS
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
@@ -113,7 +100,7 @@ class Queues:
             keepalive=keepalive,
         )
         self._keys: dict[Slot, SlotKeys] = {}
-        self._calls = SlotCalls(self.nodes, self.keys)
+        self._calls = Calls(self.nodes, self.keys)
 
     def __repr__(self) -> str:
         return f"Queues({self.nodes!r}, namespace={self.namespace!r})"
@@ -144,7 +131,7 @@ class Queues:
         replies = self._calls.one_each({slot: _ADD.of(self.keys(slot)) for slot in slots}, int)
         return {slot: reply for slot, reply in replies.items() if isinstance(reply, IndexFull)}
 
-    def prepare(self, requests: Sequence[PrepareRequest]) -> BySlot[Prepared]:
+    def prepare(self, requests: Sequence[messages.PrepareRequest]) -> BySlot[messages.Prepared]:
         """Take due entries by the Redis clock, one request per slot.
 
         A request is sent at most once. After a ReplyLost, entries may be prepared under the claim
@@ -157,18 +144,20 @@ class Queues:
         self.drop_strays(strays)
         return prepared
 
-    def prepare_call(self, request: PrepareRequest) -> Call:
+    def prepare_call(self, request: messages.PrepareRequest) -> Call:
         """Build the call for a request, which must not be made twice."""
         slot, limit, retries, claim, latest = request
-        return _PREPARE.of(self.keys(slot), min(limit, MAX_IDS), retries, claim, latest, again=False)
+        return _PREPARE.of(self.keys(slot), min(limit, messages.MAX_IDS), retries, claim, latest, again=False)
 
     def run(self, calls: Sequence[Call]) -> None:
         """Make calls, and give each its result."""
         self._calls.run(calls)
 
-    def prepared_by(self, calls: Mapping[Slot, Call]) -> tuple[BySlot[Prepared], Mapping[Slot, list[bytes]]]:
+    def prepared_by(
+        self, calls: Mapping[Slot, Call]
+    ) -> tuple[BySlot[messages.Prepared], Mapping[Slot, list[bytes]]]:
         """Return what calls that were made have taken, and the strays among it, which are to be dropped."""
-        prepared: BySlot[Prepared] = {}
+        prepared: BySlot[messages.Prepared] = {}
         strays: dict[Slot, list[bytes]] = {}
         for slot, call in calls.items():
             reply = understood(call.result, _taken)
@@ -218,21 +207,21 @@ class Queues:
         the DeadQueues."""
         return self._calls.in_batches(entries, _REDRIVE.of, sum)
 
-    def cancel(self, slot: Slot, job_id: int) -> CancelReply:
+    def cancel(self, slot: Slot, job_id: int) -> messages.CancelReply:
         """Remove one id from the StoreQueue. Raises IndexUnavailable."""
-        return self._calls.only(_CANCEL.of(self.keys(slot), job_id), CancelReply.of)
+        return self._calls.only(_CANCEL.of(self.keys(slot), job_id), messages.CancelReply.of)
 
-    def cancel_many(self, slots: Mapping[int, Slot]) -> dict[int, CancelReply | IndexUnavailable]:
+    def cancel_many(self, slots: Mapping[int, Slot]) -> dict[int, messages.CancelReply | IndexUnavailable]:
         """Remove ids, each mapped to its slot, from their StoreQueues."""
         calls = {job_id: _CANCEL.of(self.keys(slot), job_id) for job_id, slot in slots.items()}
-        return self._calls.one_each(calls, CancelReply.of)
+        return self._calls.one_each(calls, messages.CancelReply.of)
 
-    def reschedule(self, slot: Slot, job_id: int, score: float) -> CancelReply:
+    def reschedule(self, slot: Slot, job_id: int, score: float) -> messages.CancelReply:
         """Move one id to another score in the StoreQueue, or add it, unless it is prepared.
 
         Raises IndexUnavailable.
         """
-        return self._calls.only(_RESCHEDULE.of(self.keys(slot), job_id, score), CancelReply.of)
+        return self._calls.only(_RESCHEDULE.of(self.keys(slot), job_id, score), messages.CancelReply.of)
 
     def forget(self, entries: Mapping[Slot, Sequence[int]]) -> BySlot[int]:
         """Remove ids of tasks that have ended from the StoreQueues. Returns how many were there."""
@@ -243,11 +232,11 @@ class Queues:
         30 s. Returns how many were there. Servers that do not answer keep theirs."""
         left, removed = list(slots), 0
         while left:
-            calls = {slot: _TRIM.of(self.keys(slot), after_ms, MAX_IDS) for slot in left}
+            calls = {slot: _TRIM.of(self.keys(slot), after_ms, messages.MAX_IDS) for slot in left}
             found = self._calls.one_each(calls, int)
             counts = {slot: n for slot, n in found.items() if not isinstance(n, IndexUnavailable)}
             removed += sum(counts.values())
-            left = [slot for slot, count in counts.items() if count == MAX_IDS]
+            left = [slot for slot, count in counts.items() if count == messages.MAX_IDS]
         return removed
 
     def purge_dead(self, entries: Mapping[Slot, Sequence[int]]) -> BySlot[int]:
@@ -256,14 +245,14 @@ class Queues:
 
     # --- looking -----------------------------------------------------------------------------------------
 
-    def expired(self, requests: Sequence[ExpiredRequest]) -> BySlot[list[tuple[int, float]]]:
+    def expired(self, requests: Sequence[messages.ExpiredRequest]) -> BySlot[list[tuple[int, float]]]:
         """Return (job_id, PrepareQueue score) of the entries that the requests ask for. Moves none.
 
         Entries that were kept alive in the future, before the server's clock was set back, become as if they
         had been kept alive now: at most 50 per slot and call.
         """
         calls = {
-            slot: _EXPIRED.of(self.keys(slot), timeout_s, min(limit, MAX_IDS), skip)
+            slot: _EXPIRED.of(self.keys(slot), timeout_s, min(limit, messages.MAX_IDS), skip)
             for slot, timeout_s, _, limit, skip in requests
         }
         listed: BySlot[list[bytes]] = self._calls.one_each(calls, list)
@@ -290,9 +279,9 @@ class Queues:
                 if cursor != b"0":
                     cursors[slot] = cursor
 
-    def peek(self, slots: Iterable[Slot]) -> BySlot[Peek]:
+    def peek(self, slots: Iterable[Slot]) -> BySlot[messages.Peek]:
         """Return when each slot is next due, how many entries it has, and how many are due."""
-        return self._calls.together(_PEEK, slots, lambda call: Peek.each_of(call.result))
+        return self._calls.together(_PEEK, slots, lambda call: messages.Peek.each_of(call.result))
 
     def standing(self, slots: Iterable[Slot], after_ms: int, until_ms: int) -> int:
         """Return how many entries of the StoreQueues are due after an instant and until another, on servers
@@ -329,7 +318,7 @@ class Queues:
 
     # --- claims and generations of a slot -------------------------------------------------------------------
 
-    def claim(self, slots: Iterable[Slot], worker_id: str) -> BySlot[Claim]:
+    def claim(self, slots: Iterable[Slot], worker_id: str) -> BySlot[messages.Claim]:
         """Draw the worker's claim number for each slot; a number that it holds already stays.
 
         ``worker_id`` must differ from those of all processes that ever lived.
@@ -338,20 +327,20 @@ class Queues:
         for slot in slots:
             start = random.randrange(CLAIMS)  # noqa: S311 - spreads, guards nothing
             calls[slot] = _CLAIM.of(self.keys(slot), worker_id, start)
-        return self._calls.one_each(calls, Claim.of)
+        return self._calls.one_each(calls, messages.Claim.of)
 
     def claims(self, slots: Iterable[Slot]) -> BySlot[dict[int, str]]:
         """Return the claim numbers of each slot and their workers, including dead workers not yet cleared."""
         read = command("HGETALL", _CLAIMS)
         calls = {slot: read(self.keys(slot)) for slot in slots}
-        return self._calls.one_each(calls, holders)
+        return self._calls.one_each(calls, messages.holders)
 
     def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> BySlot[int]:
         """Release claim numbers. Returns how many were held."""
         alone = {slot: [(one,) for one in held] for slot, held in numbers.items()}
         return self._calls.in_batches(alone, command("HDEL", _CLAIMS), sum)
 
-    def generations(self, slots: Iterable[Slot]) -> BySlot[Generation]:
+    def generations(self, slots: Iterable[Slot]) -> BySlot[messages.Generation]:
         """Return on which server each slot was last rebuilt, and which one serves it now.
 
         An answer also means that the transitions work for the slot: Redis would refuse this script
@@ -359,9 +348,7 @@ class Queues:
         names them.
         """
         return self._calls.together(
-            _REACH,
-            slots,
-            lambda call: (_generation(found, call.run_id) for found in call.result),
+            _REACH, slots, lambda call: (_generation(found, call.run_id) for found in call.result)
         )
 
     def set_generations(self, rebuilt: Mapping[Slot, str]) -> BySlot[bool]:
@@ -375,28 +362,30 @@ class Queues:
 
     # --- the owner of the index -----------------------------------------------------------------------------
 
-    def own(self, identity: str, name: str, member: str = "", *, leaves: bool = False) -> Owner:
+    def own(self, identity: str, name: str, member: str = "", *, leaves: bool = False) -> messages.Owner:
         """Claim the index for a task table, as the worker ``member`` of it. Returns its owner.
 
         With ``leaves`` the worker is no member any more. Raises IndexUnavailable.
         """
         key = owner_key(self.namespace)
-        field = member and MEMBER + member
+        field = member and messages.MEMBER + member
         words = (identity, name, OWNER_LAPSE_SECONDS, OWNER_REFRESH_SECONDS, field, int(leaves))
-        return self._calls.only(_OWN.call(hash_slot_of(key), (key,), *words), Owner.of)
+        return self._calls.only(_OWN.call(hash_slot_of(key), (key,), *words), messages.Owner.of)
 
-    def owner(self) -> Owner | None:
+    def owner(self) -> messages.Owner | None:
         """Return the owner of the index, or None. Raises IndexUnavailable."""
         found = self.own("", "")
         return found if found.identity else None
 
-    def permits(self, asked: Mapping[str, PermitRequest]) -> dict[str, Permits | IndexUnavailable]:
+    def permits(
+        self, asked: Mapping[str, messages.PermitRequest]
+    ) -> dict[str, messages.Permits | IndexUnavailable]:
         """Ask for shares of the limits of webhook targets, by name. Errors of servers are results."""
         calls = {}
         for name, request in asked.items():
             key = permits_key(name, self.namespace)
             calls[name] = _PERMITS.call(hash_slot_of(key), (key,), *request)
-        return self._calls.one_each(calls, Permits.of)
+        return self._calls.one_each(calls, messages.Permits.of)
 
     def refuse(self, why: str | None) -> None:
         """Make every call fail with this reason, without sending it. None allows calls again."""
@@ -413,12 +402,12 @@ class Queues:
         return WakeListener(self.nodes, self.keys)
 
 
-def _taken(reply: list[Any]) -> tuple[Prepared, list[bytes]]:
+def _taken(reply: list[Any]) -> tuple[messages.Prepared, list[bytes]]:
     """Parse the reply of prepare.lua: what was taken, and the members that are strays."""
     flat, first, left, now_ms = reply
-    entries, strays = sort_out(flat)
+    entries, strays = messages.sort_out(flat)
     taken = [(job_id, fmod(score, 1000.0)) for job_id, score in entries]
-    return Prepared(taken, first_due(first), int(left), int(now_ms)), strays
+    return messages.Prepared(taken, messages.first_due(first), int(left), int(now_ms)), strays
 
 
 def _page(reply: list[Any]) -> tuple[bytes, list[bytes]]:
@@ -427,14 +416,66 @@ def _page(reply: list[Any]) -> tuple[bytes, list[bytes]]:
     return bytes(cursor), list(held)
 
 
-def _generation(found: bytes | list[bytes] | None, serving: str) -> Generation | IndexBroken:
+def _generation(found: bytes | list[bytes] | None, serving: str) -> messages.Generation | IndexBroken:
     if isinstance(found, list):
         names = " and ".join(key.decode(errors="replace") for key in found)
         return IndexBroken(
             f"{names}: not of the type that toc writes, so another program wrote it; move or delete it"
         )
-    return Generation(None if found is None else str(found, "ascii", "replace"), serving)
+    return messages.Generation(None if found is None else str(found, "ascii", "replace"), serving)
 
 
 def _flags(parts: list[list[int]]) -> list[bool]:
     return [flag == 1 for part in parts for flag in part]
+
+
+WHY = "this cluster has no index: it runs on its database alone"
+NEVER_TAKEN = messages.CancelReply(removed=False, prepared=False, redis_now_ms=0)
+"""Only the row, which was read before, tells whether a try has begun."""
+
+
+class NoIndex(Queues):
+    """The index of a cluster without one: the rows alone say what is due. Connects to nothing.
+
+    What would change an index does nothing; what would look at one answers that there is none.
+
+    ``indexed`` tells whether there is an index by now: operators may have switched it on while this process
+    goes on. The rows do not tell of each try any more then.
+    """
+
+    present = False
+
+    def __init__(self, indexed: Callable[[], bool] = lambda: False) -> None:
+        super().__init__("redis://none")
+        self.refuse(WHY)
+        self._indexed = indexed
+
+    def _nothing(self, entries: Mapping[Slot, Any]) -> BySlot[int]:
+        return dict.fromkeys(entries, 0)
+
+    add = restore_dead = redrive = forget = purge_dead = _nothing
+
+    @override
+    def cancel(self, slot: Slot, job_id: int) -> messages.CancelReply:
+        """Reply that the row tells whether a try has begun. Raises IndexUnavailable if there is an index."""
+        return self._row_tells()
+
+    def cancel_many(self, slots: Mapping[int, Slot]) -> dict[int, messages.CancelReply | IndexUnavailable]:
+        """Reply that the rows tell whether tries have begun."""
+        try:
+            return dict.fromkeys(slots, self._row_tells() if slots else NEVER_TAKEN)
+        except IndexUnavailable as exc:
+            return dict.fromkeys(slots, exc)
+
+    @override
+    def reschedule(self, slot: Slot, job_id: int, score: float) -> messages.CancelReply:
+        """Reply that the row tells whether a try has begun. Raises IndexUnavailable if there is an index."""
+        return self._row_tells()
+
+    def _row_tells(self) -> messages.CancelReply:
+        try:
+            if not self._indexed():
+                return NEVER_TAKEN
+        except TocError as exc:
+            raise IndexUnavailable(f"whether there is an index is not known: {exc}") from exc
+        raise IndexUnavailable("there is an index by now: set TOC_REDIS_URL and start this process again")

@@ -16,10 +16,10 @@ from math import inf
 from queue import SimpleQueue
 
 from toc.index.calls import Attempt, Call, Window
-from toc.index.connections import RedisNode
 from toc.index.messages import Prepared, PrepareRequest
+from toc.index.nodes import RedisNode
 from toc.index.queues import Queues
-from toc.index.refusals import Disconnected, TimedOut
+from toc.index.wire import Disconnected, TimedOut
 from toc.loop import Reactor
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot

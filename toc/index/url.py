@@ -146,7 +146,9 @@ def parse(url: str) -> Location:
         addresses: tuple[Address, ...] = (Address(unquote(parts.path), 0),)
     elif kind is Topology.SENTINEL:
         addresses = _addresses(hosts, 26379)
-        service = _service(parts.path)
+        service = unquote(parts.path.strip("/"))
+        if not service or "/" in service:
+            raise ConfigError(f"TOC_REDIS_URL names no service; expected {_EXAMPLE}")
     else:
         addresses = _addresses(hosts, 6379)
         database = parts.path.strip("/") or "0"
@@ -182,13 +184,6 @@ def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
     if not found:
         raise ConfigError(f"TOC_REDIS_URL names no host; expected {_EXAMPLE}")
     return tuple(found)
-
-
-def _service(path: str) -> str:
-    service = unquote(path.strip("/"))
-    if not service or "/" in service:
-        raise ConfigError("TOC_REDIS_URL names no service; expected redis+sentinel://h1:p1,h2:p2/service")
-    return service
 
 
 def _tls_options(query: dict[str, str]) -> dict[str, Any]:

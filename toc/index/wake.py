@@ -14,12 +14,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from math import floor
 
-from toc.index.connections import RedisNode
 from toc.index.keys import SlotKeys
-from toc.index.members import first_due
-from toc.index.refusals import Disconnected, Refusal
-from toc.index.slot_map import RedisNodes
-from toc.index.wire import NONSENSE, Wire
+from toc.index.messages import first_due
+from toc.index.nodes import RedisNode, RedisNodes
+from toc.index.wire import NONSENSE, Disconnected, Refusal, Wire
 from toc.loop import Reactor
 from toc.model.errors import IndexUnavailable
 from toc.model.topic import Slot
@@ -105,7 +103,7 @@ class WakeListener:
         if subscription.wire is None and time.monotonic() < subscription.retry_at:
             return True
         try:
-            events = _heard(node, subscription)
+            events = subscription.hear(node)
         except (IndexUnavailable, Disconnected, *NONSENSE) as exc:
             if not subscription.lost:  # once per outage
                 log.warning("wake_listener_disconnected", reason=f"{exc}" or type(exc).__name__)
@@ -137,9 +135,13 @@ class _Subscription:
         self._heard_at = time.monotonic()
         self._asked = False
 
-    def hear(self, wire: Wire) -> list[_Event]:
+    def hear(self, node: RedisNode | None) -> list[_Event]:
         """Return the events received so far. Raises IndexUnavailable, Disconnected or one of NONSENSE."""
-        wanted = self.wanted
+        if node is None:
+            raise IndexUnavailable("no server reports which Redis node serves what")
+        if self.wire is None:
+            self.wire = node.take()
+        wanted, wire = self.wanted, self.wire
         events: list[_Event] = []
         if wanted is not self._subscribed:
             before = self._subscribed or {}
@@ -186,14 +188,6 @@ class _Subscription:
         if self.wire is not None:
             self.wire.close()
             self.wire = None
-
-
-def _heard(node: RedisNode | None, subscription: _Subscription) -> list[_Event]:
-    if node is None:
-        raise IndexUnavailable("no server reports which Redis node serves what")
-    if subscription.wire is None:
-        subscription.wire = node.take()
-    return subscription.hear(subscription.wire)
 
 
 def _due_ms(data: bytes) -> int:

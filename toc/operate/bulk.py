@@ -15,7 +15,6 @@ from toc.model.topic import Slot
 from toc.model.verdict import entry_score
 from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter
-from toc.sdk.indexing import Indexing
 
 CHUNK = 500
 """At most this many tasks at once: transactions and scripts stay short."""
@@ -79,7 +78,7 @@ def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> Counts:
 
 def cancel(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
     """Cancel tasks, a chunk in one transaction per server. Returns the outcome of each."""
-    changes = Changes(lambda: center.store, Indexing(center), lambda: center.clock)
+    changes = Changes(center)
     found: dict[int, CancelOutcome] = {}
     for chunk in _chunks(job_ids):
         found |= changes.cancel(chunk)

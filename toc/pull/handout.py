@@ -3,17 +3,24 @@
 One round trip hands out a batch on its rows and reads them. Consumers are answered at once; then the mover
 moves each entry where its row says. Only the row decides: an entry that another gateway has taken meanwhile
 is refused by the row, and a gateway that dies leaves entries that the slot's worker gives back.
+
+The mover has a thread of its own, so that no consumer waits for Redis. What a hand-out means for its entry is
+put there before its consumer is told, so what the answer means comes after it. All that comes while Redis is
+asked goes with the next calls. An ack by another gateway, or a cancel, may overtake a move. Then the entry
+stays until ttr would have ended; then its row, which has ended, drops it.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from toc.failpoint import failpoint
+from toc.loop import Loop
+from toc.model import verdict
 from toc.model.errors import BodyGone, UnreadableTask
 from toc.model.lateness import LATE_MS, Cause, LateStart, Span, clock_time
 from toc.model.pull import NONCE_BYTES, PullLease, PullRow
@@ -21,12 +28,10 @@ from toc.model.scores import unread_score
 from toc.model.sharding import created_ms
 from toc.model.task import Body, Content, TaskStatus
 from toc.model.topic import Slot
-from toc.model.verdict import Nack, Place, PullEnd, Unpulled, after_lapse, belongs, is_last, unpulled
 from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
 from toc.observe.metrics import HANDED_OUT, ORPHANS, TRIES
 from toc.pull.handed_out import NO_FENCE, Candidate, HandedOut
-from toc.pull.mover import EndedLease, Mover, Moves
 from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
 from toc.sdk.client import TimeoutCenter
 from toc.store.servers.shards import Answers
@@ -38,6 +43,123 @@ AWAY_MS = 1000
 """Pause before tasks of a server that does not answer are taken again."""
 AGAIN_MS = 20
 """Pause before an entry that its row calls due, but that was not handed out, is taken again."""
+T = TypeVar("T")
+IDLE_SECONDS = 60.0
+STUCK_SECONDS = 0.25
+"""A thread whose batch takes longer is not waited for: its server hangs."""
+TOGETHER = 5000
+"""Most moves that are made at once."""
+TRANSITIONS = "rollback", "commit", "bury", "add", "restore_dead", "forget"
+"""Of Queues, in the order in which a batch makes them: what was taken first, then what its answers mean."""
+
+
+class BatchThread(Loop, Generic[T]):
+    """A thread that handles what was put while it was busy, everything at once.
+
+    There is one for each server of the task table and kind of work, so a server that hangs holds up nothing
+    else.
+    """
+
+    def __init__(self, name: str, handle: Callable[[list[T]], None], most: int) -> None:
+        super().__init__(name, self._handle_next)
+        self._handle = handle
+        self._most = most
+        self._items: deque[T] = deque()
+
+    def put(self, items: Iterable[T]) -> None:
+        """Have these handled, unless the thread has been stopped."""
+        self._items.extend(items)
+        self.wake()
+
+    @property
+    def busy(self) -> bool:
+        """Whether it handles something, or is about to."""
+        return bool(self._items) or self.busy_seconds(time.monotonic()) > 0
+
+    @property
+    def stuck(self) -> bool:
+        """Whether its server takes too long to answer."""
+        return self.busy_seconds(time.monotonic()) > STUCK_SECONDS
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Handle what was put before, and end. May be called twice, or never started."""
+        super().stop(timeout)
+        while self._items and not self._thread.is_alive():
+            self._handle_next()
+
+    def _handle_next(self) -> float:
+        batch = [self._items.popleft() for _ in range(min(len(self._items), self._most))]
+        if batch:
+            self._handle(batch)
+        return 0.0 if self._items else IDLE_SECONDS
+
+
+class EndedLease(NamedTuple):
+    """A lease that has ended, and its row as it is then; None if its task is processed."""
+
+    lease: PullLease
+    row: PullRow | None
+
+
+class Moves(list[tuple[str, Slot, Any]]):
+    """Moves of entries: a transition, the slot, and what the transition takes of an entry."""
+
+    def drop(self, entry: Candidate) -> None:
+        """The task of a prepared entry has ended, or waits in its row alone."""
+        if entry.fence != NO_FENCE:
+            self.append(("commit", entry.slot, (entry.job_id, entry.fence)))
+
+    def back(self, entry: Candidate, row: PullRow, due: int, now: int) -> None:
+        """Its task is due at ``due`` (ms)."""
+        if verdict.beyond_horizon(entry.topic, due, now):
+            self.drop(entry)
+        elif entry.fence != NO_FENCE:
+            score = verdict.entry_score(entry.topic, due, row.attempts)
+            self.append(("rollback", entry.slot, (entry.job_id, entry.fence, score)))
+
+    def bury(self, entry: Candidate, died: int) -> None:
+        """Its task is dead since ``died`` (ms)."""
+        if entry.fence != NO_FENCE:
+            self.append(("bury", entry.slot, (entry.job_id, entry.fence, died)))
+
+
+class Mover:
+    """Makes the moves in order. Thread-safe."""
+
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._queues, self._catalog, self._clock = center.queues, center.catalog, center.clock
+        self._thread = BatchThread[tuple[str, Slot, Any]]("pull-index", self._run, TOGETHER)
+        self.start = self._thread.start
+        self.stop = self._thread.stop
+        """Make what was asked for, and end. Who finds an entry that was not moved moves it by its row."""
+        self.move = self._thread.put
+        """Have moves made. If one fails, the next that finds the entry gives it back and reads its row."""
+
+    def ended(self, ends: Iterable[EndedLease]) -> None:
+        """Tell the index how leases ended."""
+        moves, now = Moves(), self._clock.now_ms()
+        for lease, row in ends:
+            topic = self._catalog.known_type(lease.biz_type)
+            if topic is None:
+                continue
+            slot = Slot(topic.name, lease.slot)
+            if row is None:  # what stays is dropped when it comes due: its row has ended
+                moves.append(("forget", slot, lease.job_id))
+            elif row.status == TaskStatus.DEAD:
+                moves.append(("restore_dead", slot, (row.job_id, row.next_time)))
+            elif not verdict.beyond_horizon(topic, row.next_time, now):
+                moves.append(
+                    ("add", slot, (row.job_id, verdict.entry_score(topic, row.next_time, row.attempts)))
+                )
+        self.move(moves)
+
+    def _run(self, moves: list[tuple[str, Slot, Any]]) -> None:
+        found: dict[str, dict[Slot, list[Any]]] = {}
+        for transition, slot, entry in moves:
+            found.setdefault(transition, {}).setdefault(slot, []).append(entry)
+        for transition in TRANSITIONS:
+            if transition in found:
+                getattr(self._queues, transition)(found[transition])
 
 
 class Assigned(NamedTuple):
@@ -103,11 +225,11 @@ class HandOuts:
         wanted: Mapping[int, Assigned],
         rows: Mapping[int, PullRow],
         handed: dict[WaitingPull, list[HandedOut]],
-    ) -> tuple[Moves, list[tuple[PullLease, Nack]]]:
+    ) -> tuple[Moves, list[tuple[PullLease, verdict.Nack]]]:
         """Add what was handed out to what its pulls get, and count it. Returns the moves of its entries to
         the ends of their ttr, and what cannot be read."""
         moves = Moves()
-        unreadable: list[tuple[PullLease, Nack]] = []
+        unreadable: list[tuple[PullLease, verdict.Nack]] = []
         counts: Counter[str] = Counter()
         now = self._clock.now_ms()
         for item in items:
@@ -120,7 +242,7 @@ class HandOuts:
                     handed[pull].append(self._delivered(row, entry, key))
                     counts[entry.topic.name] += 1
                 except UnreadableTask as exc:
-                    unreadable.append((key, Nack(row, True, 0, str(exc))))
+                    unreadable.append((key, verdict.Nack(row, True, 0, str(exc))))
         for topic, tasks in counts.items():
             HANDED_OUT.of(topic).add(tasks)
         return moves, unreadable
@@ -157,7 +279,7 @@ class HandOuts:
         places = self._store.server_of(row.job_id), Slot(name, slot)
         return self._holdups.fill(due, now, places, spans, Span(Cause.BACKLOG, 0, 0, "consumers were busy"))
 
-    def _bury(self, unreadable: Sequence[tuple[PullLease, Nack]]) -> None:
+    def _bury(self, unreadable: Sequence[tuple[PullLease, verdict.Nack]]) -> None:
         """End tasks that were handed out and that no consumer can be shown."""
         if unreadable:
             for lease, nack in unreadable:
@@ -178,7 +300,7 @@ class HandOuts:
 
         body = None if row.body_length < 0 else Body(row.body_length, read=read)
         task = row.to_task(entry.topic.name, body)
-        return HandedOut(task, row, key, is_last(row, entry.topic), self._secret)
+        return HandedOut(task, row, key, verdict.is_last(row, entry.topic), self._secret)
 
     def _ttrs(self, wanted: dict[int, Assigned]) -> dict[int, int]:
         """Return the ttr (ms) of each task to hand out. Takes out and gives back those whose rows tell it but
@@ -207,7 +329,7 @@ class HandOuts:
             log.warning("not_handed_out", tasks=len(unanswered), error=str(next(iter(unanswered.values()))))
             self.put_away(wanted[job_id].entry for job_id in unanswered)
         moves = Moves()
-        ends: list[PullEnd] = []
+        ends: list[verdict.PullEnd] = []
         for item in items:
             entry = wanted[item.job_id].entry
             row = rows.get(item.job_id)
@@ -219,15 +341,15 @@ class HandOuts:
                     ORPHANS.of(entry.topic.name).add()
                 moves.drop(entry)
             elif row.nonce != item.nonce:  # [rule: pulled-by-row]
-                what = unpulled(row, entry.topic)
-                if what in (Unpulled.LAPSED, Unpulled.EXPIRED):
-                    ends.append(after_lapse(row))
-                elif what is Unpulled.NOT_DUE:
+                what = verdict.unpulled(row, entry.topic)
+                if what in (verdict.Unpulled.LAPSED, verdict.Unpulled.EXPIRED):
+                    ends.append(verdict.after_lapse(row))
+                elif what is verdict.Unpulled.NOT_DUE:
                     ahead = row.next_time - row.now  # by the row's clock; Redis's may be ahead of it
                     moves.back(entry, row, max(row.next_time, entry.taken + ahead), now)
-                elif what is Unpulled.AGAIN:
+                elif what is verdict.Unpulled.AGAIN:
                     moves.back(entry, row, max(entry.taken, now) + AGAIN_MS, now)
-                elif belongs(row) is Place.DEAD_QUEUE:
+                elif verdict.belongs(row) is verdict.Place.DEAD_QUEUE:
                     moves.bury(entry, row.next_time)
                 else:
                     moves.drop(entry)

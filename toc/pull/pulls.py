@@ -29,8 +29,7 @@ from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
 from toc.observe.metrics import TRIES
 from toc.pull.handed_out import NO_FENCE, Candidate, HandedOut, TtrOf
-from toc.pull.handout import HandOuts
-from toc.pull.mover import EndedLease, Mover
+from toc.pull.handout import EndedLease, HandOuts, Mover
 from toc.pull.taker import Taker
 from toc.pull.waiting_pulls import LAST_SECONDS, WaitingPull, WaitingPulls
 from toc.sdk.batcher import Settle, ask_each, not_answered, one_each

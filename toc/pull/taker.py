@@ -29,8 +29,7 @@ from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
 from toc.pull.handed_out import NO_FENCE, Candidate
-from toc.pull.handout import Assigned, HandOuts
-from toc.pull.mover import BatchThread, Mover
+from toc.pull.handout import Assigned, BatchThread, HandOuts, Mover
 from toc.pull.waiting_pulls import TAKE_LIMIT, WaitingPull, WaitingPulls
 from toc.sdk.client import TimeoutCenter
 from toc.store.tasks.scan import DueRow, Position
@@ -143,19 +142,15 @@ class Taker:
     def start(self) -> None:
         """Start the threads."""
         self.mover.start()
-        for thread in self._threads:
+        for thread in (*self._threads, self._take_loop, self._watch_loop):
             thread.start()
-        for loop in (self._take_loop, self._watch_loop):
-            loop.start()
         if self._indexed:
             self._listens.start()
 
     def stop(self, seconds: float) -> None:
         """Take nothing more, hand out what was taken, and end."""
         self._listener.stop()
-        for loop in (self._watch_loop, self._take_loop):
-            loop.stop(seconds)
-        for thread in self._threads:
+        for thread in (self._watch_loop, self._take_loop, *self._threads):
             thread.stop(seconds)
         if self._indexed:
             self._listens.join(seconds)
@@ -185,7 +180,11 @@ class Taker:
         if not self._indexed:
             return IDLE_SECONDS
         now = self._clock.now_ms()
-        self._hear()
+        with self._lock:
+            news, self._news = self._news, {}
+        for slot, at in news.items():
+            if slot.topic in self._due_times:
+                self._due_times[slot.topic].note(slot, at)
         names = self._waiting.topics()
         self._watch_topics(names)
         due: set[str] = set()
@@ -207,13 +206,6 @@ class Taker:
             self._accept(self._queues.prepare(requests), due, now)
         self._waiting.close_hasty(self._empty_topics())
         return self._until_next()
-
-    def _hear(self) -> None:
-        with self._lock:
-            news, self._news = self._news, {}
-        for slot, due in news.items():
-            if slot.topic in self._due_times:
-                self._due_times[slot.topic].note(slot, due)
 
     def _watch_topics(self, names: Sequence[str]) -> None:
         now, known = self._clock.monotonic(), self._catalog.known()

@@ -105,7 +105,6 @@ class _Batch(Generic[Item]):
     asked: list[_Pending[Item]]
     alone: bool
     late: bool = False
-    timer: asyncio.TimerHandle | None = None
 
 
 class ServerBatcher(Generic[Item, Outcome]):
@@ -139,9 +138,17 @@ class ServerBatcher(Generic[Item, Outcome]):
 
     async def ask_many(self, items: Sequence[tuple[Item, int]]) -> list[Outcome | TocError]:
         """Return the outcome of each item, given with its size. Raises StoreUnavailable or Busy for all."""
-        self._check_room(len(items), sum(size for _, size in items))
+        size = sum(size for _, size in items)
+        waiting = len(self._waiting) + len(self._apart)
+        if (error := self._center.store.away(self._server)) is not None:
+            raise StoreUnavailable(str(error))
+        if waiting and (waiting + len(items) > MAX_WAITING or self._bytes + size > MAX_WAITING_BYTES):
+            raise Busy("too many requests wait for a database server; try again in a moment")
         asked = [_Pending(item, size, self._loop.create_future()) for item, size in items]
-        self._add(asked)
+        self._bytes += size
+        self._waiting.add(one for one in asked if one.size <= LARGE_BYTES)
+        self._apart.add(one for one in asked if one.size > LARGE_BYTES)
+        self._pump()
         timer = self._loop.call_later(GIVE_UP_SECONDS, self._give_up, asked)
         try:
             return [await one.answer for one in asked]
@@ -164,19 +171,6 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._threads.close()
 
     # --- on the event loop
-
-    def _check_room(self, items: int, size: int) -> None:
-        if (error := self._center.store.away(self._server)) is not None:
-            raise StoreUnavailable(str(error))
-        waiting = len(self._waiting) + len(self._apart)
-        if waiting and (waiting + items > MAX_WAITING or self._bytes + size > MAX_WAITING_BYTES):
-            raise Busy("too many requests wait for a database server; try again in a moment")
-
-    def _add(self, asked: Sequence[_Pending[Item]]) -> None:
-        self._bytes += sum(one.size for one in asked)
-        self._waiting.add(one for one in asked if one.size <= LARGE_BYTES)
-        self._apart.add(one for one in asked if one.size > LARGE_BYTES)
-        self._pump()
 
     def _next(self, line: _Line[Item]) -> _Pending[Item] | None:
         """Take the next item whose caller waits for it, if there is one."""
@@ -216,7 +210,7 @@ class ServerBatcher(Generic[Item, Outcome]):
             one.sent = True
         self._busy += 1
         self._open.add(batch)
-        batch.timer = self._loop.call_later(PATIENCE_SECONDS, self._be_late, batch)
+        self._loop.call_later(PATIENCE_SECONDS, self._be_late, batch)
 
     def _be_late(self, batch: _Batch[Item]) -> None:
         batch.late = True
@@ -225,8 +219,6 @@ class ServerBatcher(Generic[Item, Outcome]):
     def _take(self, batch: _Batch[Item], outcomes: Sequence[Any]) -> None:
         """Give the callers of a batch their outcomes."""
         self._open.discard(batch)
-        if batch.timer is not None:
-            batch.timer.cancel()
         for asked, outcome in zip(batch.asked, outcomes, strict=True):
             if outcome is APART and not batch.alone:
                 asked.sent = False
@@ -464,7 +456,7 @@ class Batcher:
         failpoint("batch.rows-stored")
         answer([APART if one is None else one.put if isinstance(one, Stored) else one for one in outcomes])
         try:
-            self.center._indexing.apply([one for one in outcomes if isinstance(one, Stored)])
+            self.center._changes.apply([one for one in outcomes if isinstance(one, Stored)])
         except Exception as exc:  # nobody waits for this thread any more
             log.warning("submit_not_indexed", tasks=len(tasks), error=str(exc), exc_info=exc)
 

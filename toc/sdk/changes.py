@@ -1,38 +1,122 @@
-"""Cancels and reschedules: what a change of a row is answered with, also in a caller's transaction."""
+"""What follows the change of a row: the index is updated, and cancels and reschedules get their outcome.
+
+The index is updated if Redis can be reached. If it cannot, the sweep makes the update later. So nothing of
+that fails a caller whose row is written. Also in a caller's transaction: then it comes after the commit.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from toc.failpoint import failpoint
 from toc.index.messages import CancelReply
-from toc.model.clock import Clock
-from toc.model.errors import NotCommitted
+from toc.model.clock import MAX_CLOCK_SKEW_MS, Clock, RateLimit
+from toc.model.errors import IndexUnavailable, NotCommitted, TocError
 from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, RescheduleOutcome, Submission, TaskRow, TaskStatus
-from toc.sdk.indexing import Indexing, near
-from toc.store.store import Store
-from toc.store.tasks.callers_transaction import AfterCommit
+from toc.model.topic import Slot
+from toc.model.verdict import beyond_horizon, entry_score
+from toc.observe.log import get_logger
+from toc.store.tasks.plan import PENDING, Stored
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
+    from toc.sdk.client import TimeoutCenter
+    from toc.store.tasks.callers_transaction import AfterCommit
+
+log = get_logger(__name__)
 T = TypeVar("T")
+
+COMPLAIN_SECONDS = 1.0
+"""How often it is logged that Redis takes no entries: each submit meets it."""
 
 
 class Changes:
-    """Judges changes by row and index. Thread-safe."""
+    """What a TimeoutCenter does once rows are written. Thread-safe."""
 
-    def __init__(self, store: Callable[[], Store], indexing: Indexing, clock: Callable[[], Clock]) -> None:
-        self._store = store
-        self._indexing = indexing
-        self._clock = clock
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._center = center
+        self._complains = RateLimit(Clock(), COMPLAIN_SECONDS)
+
+    # --- the index
+
+    def stored(self, rows: Sequence[TaskRow]) -> None:
+        """Add the entries of rows that submits have stored.
+
+        Their outcomes are fixed: what fails here is the sweep's to do. Any other error is raised: it may be
+        one that a signal handler of the application raises.
+        """
+        failpoint("submit.row-stored")
+        try:
+            self.add(rows)
+        except TocError as exc:
+            log.warning("submit_not_indexed", tasks=len(rows), error=str(exc))
+
+    def apply(self, done: Sequence[Stored]) -> None:
+        """Tell the index what submits have changed on rows, as ``stored`` does."""
+        self.stored([row for one in done if (row := one.inserted or one.kept)])
+        for one in done:
+            if one.before is not None and self.move(one.before, one.due, self._center.clock.now_ms()) is None:
+                break  # out of reach: the sweep moves the others, too
+
+    def add(self, rows: Iterable[TaskRow]) -> None:
+        """Add the entries of the pending ones of these rows. Raises StoreUnavailable or SchemaBehind if a
+        topic cannot be looked up."""
+        catalog, now = self._center.catalog, self._center.clock.now_ms()
+        entries: dict[Slot, list[tuple[int, float]]] = {}
+        for row in rows:
+            if row.status != PENDING:
+                continue
+            topic = catalog.of_type(row.biz_type)
+            if topic is None or beyond_horizon(topic, row.next_time, now):
+                continue  # the sweep adds it to Redis when it comes within the horizon
+            score = entry_score(topic, row.next_time, row.attempts)
+            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, score))
+        results = self._center.queues.add(entries).values() if entries else ()
+        failures = [result for result in results if isinstance(result, IndexUnavailable)]
+        if failures and self._complains():
+            log.warning("submit_not_indexed", slots=len(failures), error=str(failures[0]))
+
+    def move(self, row: TaskRow, due: int, now: int) -> CancelReply | None:
+        """Move the entry of a row, given as it was, to its new time. None if the index is out of reach."""
+        try:
+            topic = self._center.catalog.of_type(row.biz_type)
+            if topic is None:
+                return None
+            slot = topic.slot(row.slot_crc, row.slot_amount)
+            if beyond_horizon(topic, due, now):  # it waits in MySQL alone
+                return self._center.queues.cancel(slot, row.job_id)
+            return self._center.queues.reschedule(slot, row.job_id, entry_score(topic, due, 0))
+        except TocError as exc:  # its topic may be impossible to look up, too
+            log.warning("index_not_told", job_id=row.job_id, error=str(exc))
+            return None
+
+    def take_out(self, rows: Iterable[TaskRow]) -> dict[int, CancelReply]:
+        """Remove cancelled tasks from the index; return its replies, without those of nodes out of reach."""
+        slots: dict[int, Slot] = {}
+        for row in rows:
+            try:
+                topic = self._center.catalog.of_type(row.biz_type)
+            except TocError as exc:
+                log.warning("index_not_told", job_id=row.job_id, error=str(exc))
+                continue
+            if topic is not None:
+                slots[row.job_id] = topic.slot(row.slot_crc, row.slot_amount)
+        replies = self._center.queues.cancel_many(slots)
+        failed = [(one, reply) for one, reply in replies.items() if isinstance(reply, IndexUnavailable)]
+        if failed:
+            job_id, error = failed[0]
+            log.warning("index_not_told", job_id=job_id, tasks=len(failed), error=str(error))
+        return {one: reply for one, reply in replies.items() if not isinstance(reply, IndexUnavailable)}
+
+    # --- outcomes
 
     def cancel(self, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
         """Cancel tasks, and return the outcome of each."""
-        found = self._store().cancel_many(job_ids)  # [rule: row-first]
+        found = self._center.store.cancel_many(job_ids)  # [rule: row-first]
         failpoint("cancel.row-written")
         return self.judge_cancels(job_ids, found)
 
@@ -52,7 +136,7 @@ class Changes:
             outcomes[job_id] = CancelOutcome.CANCELLED
             if not row.expired:  # else it ended by itself, before its first try
                 cancelled[job_id] = changed, row
-        replies = self._indexing.take_out(row for _, row in cancelled.values())
+        replies = self.take_out(row for _, row in cancelled.values())
         started = {
             job_id: self._may_have_started(row, replies.get(job_id), changed=changed)
             for job_id, (changed, row) in cancelled.items()
@@ -61,11 +145,11 @@ class Changes:
         # No entry: the task was never taken, or it finished between our two steps. The worker that finishes a
         # cancelled or rescheduled task marks its row as tried before it moves the entry.
         # [rule: honest-cancel]
-        for job_id, seen in self._store().read(doubtful).items() if doubtful else ():
+        for job_id, seen in self._center.store.read(doubtful).items() if doubtful else ():
             started[job_id] = seen.attempts > 0 or seen.last_error is not None
         tried = [job_id for job_id, may in started.items() if may]
         if tried:
-            self._store().mark_tried(tried)
+            self._center.store.mark_tried(tried)
             outcomes |= dict.fromkeys(tried, CancelOutcome.MAY_HAVE_STARTED)
         return outcomes
 
@@ -78,7 +162,7 @@ class Changes:
             return True  # redrive and reschedule give all tries back, and keep the error
         if reply is None:
             # With a version, the task may be running for the deadline it had before it was rescheduled.
-            return row.version > 0 or near(row, self._clock().now_ms() if changed else row.gmt_modified)
+            return row.version > 0 or near(row, self._center.clock.now_ms() if changed else row.gmt_modified)
         if reply.prepared:
             due = reply.redis_now_ms >= row.action_time if changed else near(row, row.gmt_modified)
             return row.version > 0 or due
@@ -93,14 +177,19 @@ class Changes:
             return RescheduleOutcome.UNKNOWN
         if not changed:
             return RescheduleOutcome.TOO_LATE
-        now = self._clock().now_ms()
-        reply = self._indexing.move(row, due, now)
+        now = self._center.clock.now_ms()
+        reply = self.move(row, due, now)
         may_have_started = (
             row.attempts
             or row.crashes
             or (near(row, now) if reply is None else reply.redis_now_ms >= row.action_time)
         )
         return RescheduleOutcome.MAY_HAVE_STARTED if may_have_started else RescheduleOutcome.RESCHEDULED
+
+
+def near(row: TaskRow, at: int) -> bool:
+    """Whether a worker may have taken the task at time ``at`` (ms), allowing for clock skew."""
+    return row.action_time - at <= MAX_CLOCK_SKEW_MS
 
 
 class Change(Generic[T]):
@@ -128,34 +217,13 @@ class Change(Generic[T]):
             return self._found[0]
 
 
-class CallersWork(Protocol):
-    """Submits and changes in one transaction of a caller."""
-
-    def submit(self, many: Sequence[Submission]) -> list[int]:
-        """Store tasks; return their job_ids in order."""
-
-    def ids(self, biz: BizId, biz_type: int) -> list[int]:
-        """Return the tasks of a biz_id, with those of the transaction."""
-
-    def cancel(self, job_ids: Sequence[int], answer: Callable[[dict[int, CancelOutcome]], T]) -> Change[T]:
-        """Cancel tasks. ``answer`` makes the outcome of theirs."""
-
-    def reschedule(self, job_id: int, due: int, expiry: int) -> Change[RescheduleOutcome]:
-        """Give a task another deadline ``due`` (ms); it expires at ``expiry`` (ms; 0: as before)."""
-
-
 class InTransaction:
-    """Does the work of a caller over the ``connection`` of its transaction."""
+    """Submits and changes in one transaction of a caller, over its ``connection``."""
 
     def __init__(
-        self,
-        store: Store,
-        changes: Changes,
-        after_commit: AfterCommit[int | Change[Any]],
-        connection: Connection,
+        self, center: TimeoutCenter, after_commit: AfterCommit[int | Change[Any]], connection: Connection
     ) -> None:
-        self._store = store
-        self._changes = changes
+        self._store, self._changes = center.store, center._changes
         self._after_commit = after_commit
         self.connection = connection
 

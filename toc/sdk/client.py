@@ -7,27 +7,18 @@ the task is acknowledged all the same, and the sweep indexes it later.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
-from typing_extensions import Unpack
+from typing_extensions import TypedDict, Unpack
 
 from toc.failpoint import failpoint
+from toc.model import errors
 from toc.model.clock import Clock, Duration
-from toc.model.errors import (
-    InvalidInput,
-    NotCommitted,
-    NotInstalled,
-    PartialCancel,
-    PartialSubmit,
-    SchemaBehind,
-    StoreUnavailable,
-    TocError,
-)
 from toc.model.handler import Handler
 from toc.model.sharding import BizId
 from toc.model.task import (
@@ -41,16 +32,13 @@ from toc.model.task import (
     Submission,
     Task,
     TaskRow,
-    TaskStatus,
 )
 from toc.model.topic import Declaration, Topic
 from toc.observe.log import get_logger
-from toc.sdk.changes import CallersWork, Change, Changes, InTransaction
-from toc.sdk.handlers import Registry
-from toc.sdk.hooks import Hooks
-from toc.sdk.indexing import Indexing
+from toc.sdk.changes import Change, Changes, InTransaction
+from toc.sdk.handlers import Hooks, Registry, TaskFields
 from toc.sdk.parts import Parts, StandIn, Within
-from toc.sdk.schedules import Schedules
+from toc.sdk.schedules import Rule, Schedules
 from toc.sdk.submission import OF_TIMES, at_any_time, check_job_id
 from toc.store.tasks.callers_transaction import AfterCommit, connection_of
 
@@ -66,6 +54,18 @@ CANCEL_TOGETHER = 500
 
 F = TypeVar("F", bound=Callable[..., Any])
 Stored = TypeVar("Stored")
+
+
+class Deadline(TypedDict, total=False):
+    """What ``reschedule`` gives a task."""
+
+    action_time: datetime | None
+    delay: Duration | None
+    expires_at: datetime | None
+
+
+class DeadlineWithin(Deadline, Within, total=False):
+    """The same in the caller's transaction."""
 
 
 _centers: WeakSet[TimeoutCenter] = WeakSet()
@@ -109,11 +109,8 @@ class TimeoutCenter(Parts, Registry[int]):
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
         self.handlers: dict[str, Handler] = {}
         self.topics: dict[str, Declaration] = {}
-        self.hooks = Hooks(
-            look_up=self.get, now_ms=lambda: self.clock.now_ms(), inline=lambda: self.stands_in is not None
-        )
-        self._indexing = Indexing(self)
-        self._changes = Changes(lambda: self.store, self._indexing, lambda: self.clock)
+        self.hooks = Hooks(self)
+        self._changes = Changes(self)
         self._after_commit = AfterCommit(self._committed)
         self.schedules = Schedules(self)
         """Schedules: each submits a task at each of its times."""
@@ -126,6 +123,7 @@ class TimeoutCenter(Parts, Registry[int]):
     def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""
         self._after_commit.close()
+        self.hooks.close()
         super().close()
 
     def __enter__(self) -> Self:
@@ -145,10 +143,12 @@ class TimeoutCenter(Parts, Registry[int]):
         try:
             from toc.worker.embedded import EmbeddedWorker  # what only submits need not load it
         except ModuleNotFoundError as exc:
-            raise NotInstalled(f"a worker needs {exc.name}", "worker") from exc
+            raise errors.NotInstalled(f"a worker needs {exc.name}", "worker") from exc
         return EmbeddedWorker(self, threads=threads)
 
-    def schedule(self, /, name: str, *, topic: str | None = None, **options: Any) -> Callable[[F], F]:
+    def schedule(
+        self, /, name: str, *, topic: str | None = None, **options: Unpack[Rule]
+    ) -> Callable[[F], F]:
         """Declare a schedule at the handler that runs its tasks: above or below ``@center.handler``.
 
         ``options`` are those of ``schedules.create``. A worker creates it when it starts, or changes it if it
@@ -169,22 +169,9 @@ class TimeoutCenter(Parts, Registry[int]):
         topic: str,
         *,
         biz_id: int | str,
-        delay: Duration | None = None,
-        action_time: datetime | None = None,
-        attribute: Mapping[str, Any] | None = None,
-        dedup_key: str | None = None,
-        slot_basis: str | None = None,
         session: AnySession | None = None,
         connection: AnyConnection | None = None,
-        tries: int = 0,
-        expires_at: datetime | None = None,
-        body: bytes | None = None,
-        content_type: str | None = None,
-        on_conflict: str = OnConflict.KEEP,
-        target: str | None = None,
-        url: str | None = None,
-        past: str = "refuse",
-        expires_in: Duration | None = None,
+        **fields: Unpack[TaskFields],
     ) -> int:
         """Store a task and return its job_id. From then on the task will run, unless it is cancelled.
 
@@ -218,10 +205,7 @@ class TimeoutCenter(Parts, Registry[int]):
         Raises an InvalidInput before anything is written, StoreUnavailable when nothing was stored, and
         SubmitUnknown when the task may or may not be stored.
         """
-        task = NewTask(
-            topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,
-            content_type, on_conflict, target, url, past, expires_in,
-        )  # fmt: skip
+        task = NewTask(topic, biz_id, **fields)
         if (theirs := self._theirs(session, connection)) is not None:
             return self._submit_with(theirs, [task])[0]
         return self._put(task).job_id
@@ -241,13 +225,13 @@ class TimeoutCenter(Parts, Registry[int]):
     def _put(self, task: NewTask, request: Request | None = None, *, by_dialect: bool = False) -> Put:
         try:
             one = self._checked(task, request=request, by_dialect=by_dialect)
-        except InvalidInput as exc:
+        except errors.InvalidInput as exc:
             return self._before(task, request, exc, by_dialect=by_dialect)
 
         def put() -> Put:
             self._check_places()
             stored = self.store.put(one)  # [rule: row-first]
-            self._indexing.apply([stored])
+            self._changes.apply([stored])
             return stored.put
 
         return self._traced([one], put, lambda stored: [stored.job_id])
@@ -256,7 +240,7 @@ class TimeoutCenter(Parts, Registry[int]):
         self,
         task: NewTask,
         request: Request | None,
-        refused: InvalidInput,
+        refused: errors.InvalidInput,
         topic: Topic | None = None,
         *,
         by_dialect: bool = False,
@@ -295,15 +279,17 @@ class TimeoutCenter(Parts, Registry[int]):
             return self._submit_with(theirs, list(tasks))
         return self._submit_many(tasks)
 
-    def _submit_with(self, theirs: CallersWork, tasks: Sequence[NewTask]) -> list[int]:
+    def _submit_with(self, theirs: InTransaction, tasks: Sequence[NewTask]) -> list[int]:
         many = [self._checked(task) for task in tasks]
         if any(one.on_conflict is not OnConflict.KEEP for one in many):
-            raise InvalidInput("on_conflict needs its own transaction: it cannot use session= or connection=")
+            raise errors.InvalidInput(
+                "on_conflict needs its own transaction: it cannot use session= or connection="
+            )
         return self._traced(many, lambda: theirs.submit(many), list)
 
     def _submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
         many: list[Submission] = []
-        refused: dict[int, InvalidInput] = {}
+        refused: dict[int, errors.InvalidInput] = {}
         for n, task in enumerate(tasks):
             try:
                 one = self._checked(task)
@@ -313,9 +299,9 @@ class TimeoutCenter(Parts, Registry[int]):
                 one, refused[n] = self._checked(at_any_time(task)), exc
             many.append(one)
         if any(one.on_conflict is not OnConflict.KEEP for one in many):
-            raise InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
+            raise errors.InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
         self._check_places()
-        return self._traced(many, lambda: self.store.put_many(many, self._indexing.stored, refused), list)
+        return self._traced(many, lambda: self.store.put_many(many, self._changes.stored, refused), list)
 
     @_call
     def index(self, job_ids: Iterable[int]) -> None:
@@ -326,8 +312,7 @@ class TimeoutCenter(Parts, Registry[int]):
         """
         checked = [check_job_id(job_id) for job_id in job_ids]
         self._check_layout()
-        rows = self.store.read(checked)
-        self._indexing.add(row for row in rows.values() if row.status == TaskStatus.PENDING)
+        self._changes.add(self.store.read(checked).values())
 
     # --- change
 
@@ -378,31 +363,16 @@ class TimeoutCenter(Parts, Registry[int]):
         for first in range(0, len(job_ids), CANCEL_TOGETHER):
             try:
                 outcomes |= self._changes.cancel(job_ids[first : first + CANCEL_TOGETHER])
-            except (StoreUnavailable, SchemaBehind) as exc:
+            except (errors.StoreUnavailable, errors.SchemaBehind) as exc:
                 if not outcomes:
                     raise
-                raise PartialCancel(outcomes, job_ids[first:]) from exc
+                raise errors.PartialCancel(outcomes, job_ids[first:]) from exc
         return outcomes
 
     @overload
-    def reschedule(
-        self,
-        job_id: int,
-        *,
-        action_time: datetime | None = ...,
-        delay: Duration | None = ...,
-        expires_at: datetime | None = ...,
-    ) -> RescheduleOutcome: ...
+    def reschedule(self, job_id: int, **deadline: Unpack[Deadline]) -> RescheduleOutcome: ...
     @overload
-    def reschedule(
-        self,
-        job_id: int,
-        *,
-        action_time: datetime | None = ...,
-        delay: Duration | None = ...,
-        expires_at: datetime | None = ...,
-        **within: Unpack[Within],
-    ) -> Change[RescheduleOutcome]: ...
+    def reschedule(self, job_id: int, **deadline: Unpack[DeadlineWithin]) -> Change[RescheduleOutcome]: ...
     @_call
     def reschedule(
         self,
@@ -463,7 +433,7 @@ class TimeoutCenter(Parts, Registry[int]):
 
     def _theirs(
         self, session: AnySession | None = None, connection: AnyConnection | None = None
-    ) -> CallersWork | None:
+    ) -> InTransaction | None:
         """Return what works in the caller's transaction, if one was given."""
         if session is None and connection is None:
             return None
@@ -471,7 +441,7 @@ class TimeoutCenter(Parts, Registry[int]):
             return self.stands_in.in_transaction(session, connection)
         self._check_layout()
         found = connection_of(session, connection)
-        return InTransaction(self.store, self._changes, self._after_commit, found)
+        return InTransaction(self, self._after_commit, found)
 
     def _committed(self, whats: Sequence[int | Change[Any]]) -> None:
         """Index what a caller's transaction has done, if it was committed. The sweep does what fails."""
@@ -479,9 +449,9 @@ class TimeoutCenter(Parts, Registry[int]):
             self.index(what for what in whats if isinstance(what, int))
             for what in whats:
                 if isinstance(what, Change):
-                    with suppress(NotCommitted):  # a savepoint was rolled back
+                    with suppress(errors.NotCommitted):  # a savepoint was rolled back
                         _ = what.outcome
-        except TocError as exc:
+        except errors.TocError as exc:
             log.warning("commit_not_indexed", tasks=len(whats), error=str(exc))
 
     def _traced(
@@ -498,7 +468,7 @@ class TimeoutCenter(Parts, Registry[int]):
             stored = ids(answer)
         except Exception as exc:
             error = exc
-            if isinstance(exc, PartialSubmit):
+            if isinstance(exc, errors.PartialSubmit):
                 stored = exc.job_ids
             raise
         finally:
@@ -525,11 +495,8 @@ class TimeoutCenter(Parts, Registry[int]):
         body = None
         if row.body_length is not None:
             body = Body(row.body_length, read=partial(self.store.body_of, row))
-        return row.to_task(self._topic_name(row), body)
-
-    def _topic_name(self, row: TaskRow) -> str:
         topic = self.catalog.of_type(row.biz_type)
-        return topic.name if topic else f"biz_type-{row.biz_type}"
+        return row.to_task(topic.name if topic else f"biz_type-{row.biz_type}", body)
 
 
 def apart(center: TimeoutCenter) -> TimeoutCenter:

@@ -1,20 +1,28 @@
-"""Handlers as applications register them: topic, policies, payload and function in one place.
+"""What applications register: handlers with their topics and payloads, middleware and hooks.
 
 The decorated function becomes a ``Handled``: it can be called as before, and submits tasks to itself. What a
 worker calls (``model.handler.Handler``) reads the payload, enters the middleware, calls the function, and
 raises what that returns as ``Retry`` or ``Dead``.
+
+Middleware runs where the handler runs, ``on_call`` where a center was called. ``on_dead`` and ``on_late`` are
+told by a thread of their own, one call after the other, so that none holds up a task; what is told when too
+much waits is dropped, and counted in the log.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, ExitStack
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import update_wrapper
 from typing import (
+    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -29,15 +37,29 @@ from typing import (
 
 from typing_extensions import TypedDict, Unpack
 
-from toc.model.clock import Duration, seconds_of
+from toc.model.clock import Duration, from_ms, seconds_of
 from toc.model.errors import DuplicateHandler, InvalidHandler, InvalidPayload
+from toc.model.fork import call_in_children
 from toc.model.handler import Handler
 from toc.model.payload import Payload, is_payload
-from toc.model.raised import Misfit
+from toc.model.raised import Misfit, raised, where
 from toc.model.task import Dead, NewTask, Retry, Task
 from toc.model.topic import Declaration, Policies, check_topic_name
-from toc.sdk.hooks import Hooks, Middleware, OnCall, OnDead, OnLate, checked
+from toc.observe.log import get_logger
 from toc.sdk.parts import Within
+from toc.store.servers.threads import Threads
+
+if TYPE_CHECKING:
+    from toc.sdk.client import TimeoutCenter
+
+log = get_logger(__name__)
+
+Middleware = Callable[[list[Task]], Iterator[None]] | Callable[[list[Task]], AsyncIterator[None]]
+OnDead = Callable[[Task, str], object]
+OnLate = Callable[[Task, timedelta], object]
+OnCall = Callable[[str, float, BaseException | None], object]
+_NOBODY = contextlib.nullcontext()
+MOST_WAITING = 1000
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -51,21 +73,35 @@ _A_TASK = re.compile(r"\bTask\b")
 
 
 class TaskOptions(TypedDict, total=False):
-    """What a handler's ``new`` passes on to NewTask."""
+    """What ``new`` of a handler passes on to NewTask."""
 
-    delay: Duration
-    action_time: datetime
-    dedup_key: str
-    slot_basis: str
+    delay: Duration | None
+    action_time: datetime | None
+    dedup_key: str | None
+    slot_basis: str | None
     tries: int
     expires_at: datetime | None
-    expires_in: Duration
+    expires_in: Duration | None
     on_conflict: str
     past: str
+    target: str | None
+    url: str | None
 
 
 class SubmitOptions(TaskOptions, Within, total=False):
     """What ``submit`` of a handler passes on to that of its center."""
+
+
+class TaskFields(TaskOptions, total=False):
+    """A NewTask beside its topic and biz_id: what ``new`` takes where there is no payload."""
+
+    attribute: Mapping[str, Any] | None
+    body: bytes | None
+    content_type: str | None
+
+
+class SubmitFields(TaskFields, Within, total=False):
+    """What ``submit`` takes where there is no payload."""
 
 
 class Handled(Generic[T, P, R, S_co]):
@@ -88,13 +124,7 @@ class Handled(Generic[T, P, R, S_co]):
 
     @overload
     def submit(
-        self: Handled[Task, P, R, S_co],
-        *,
-        biz_id: int | str,
-        attribute: Mapping[str, Any] | None = ...,
-        body: bytes | None = ...,
-        content_type: str | None = ...,
-        **options: Unpack[SubmitOptions],
+        self: Handled[Task, P, R, S_co], *, biz_id: int | str, **options: Unpack[SubmitFields]
     ) -> S_co: ...
     @overload
     def submit(self, payload: T, *, biz_id: int | str, **options: Unpack[SubmitOptions]) -> S_co: ...
@@ -107,13 +137,7 @@ class Handled(Generic[T, P, R, S_co]):
 
     @overload
     def new(
-        self: Handled[Task, P, R, S_co],
-        *,
-        biz_id: int | str,
-        attribute: Mapping[str, Any] | None = ...,
-        body: bytes | None = ...,
-        content_type: str | None = ...,
-        **options: Unpack[TaskOptions],
+        self: Handled[Task, P, R, S_co], *, biz_id: int | str, **options: Unpack[TaskFields]
     ) -> NewTask: ...
     @overload
     def new(self, payload: T, *, biz_id: int | str, **options: Unpack[TaskOptions]) -> NewTask: ...
@@ -133,6 +157,143 @@ class Handled(Generic[T, P, R, S_co]):
         if self._payload is None:
             raise InvalidPayload(f"the handler of {self.topic!r} takes the task itself")
         return self._payload.read(task)
+
+
+class Hooks:
+    """The hooks of a center."""
+
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._center = center
+        self._around: list[Callable[[list[Task]], Any]] = []
+        """The middlewares in their order: each makes a context manager, perhaps an async one."""
+        self.any = False
+        """Whether something surrounds tries or is told of their begin."""
+        self.on_dead: list[OnDead] = []
+        self.on_late: list[tuple[float, OnLate]] = []
+        self.on_call: list[OnCall] = []
+        self._dropped = 0
+        self.close()
+        call_in_children(self.close)
+
+    def close(self) -> None:
+        """End the thread once it has told what waits."""
+        self._threads = Threads(1, "toc-hooks")
+        self._room = threading.BoundedSemaphore(MOST_WAITING)
+
+    def now_ms(self) -> int:
+        """The time by the center's clock."""
+        return self._center.clock.now_ms()
+
+    # --- what the application registers
+
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Have it surround tries. Raises InvalidHandler unless it is a generator function."""
+        self.any = True
+        if inspect.isasyncgenfunction(middleware):
+            self._around.append(contextlib.asynccontextmanager(middleware))
+        elif inspect.isgeneratorfunction(middleware):
+            self._around.append(contextlib.contextmanager(middleware))
+        else:
+            raise InvalidHandler(
+                f"middleware {_name(middleware)} must be a generator function that takes a list of tasks and "
+                "yields once, where the handler runs"
+            )
+
+    # --- around a call of the center
+
+    def call(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Tell of what is done within as a call of this name."""
+        return self._notifying(name) if self.on_call else _NOBODY
+
+    @contextlib.contextmanager
+    def _notifying(self, name: str) -> Iterator[None]:
+        began, error = time.perf_counter(), None
+        try:
+            yield
+        except BaseException as exc:
+            error = exc
+            raise
+        finally:
+            seconds = time.perf_counter() - began
+            for hook in self.on_call:
+                try:
+                    hook(name, seconds, error)
+                except Exception as exc:  # the call is as it is
+                    log.warning("hook_failed", hook=_name(hook), error=raised(exc).name, at=where(exc))
+
+    # --- around a try
+
+    def enter(self, stack: contextlib.ExitStack, tasks: list[Task]) -> None:
+        """Surround the call of a function."""
+        for middleware in self._around:
+            if isinstance(entered := middleware(tasks), contextlib.AbstractContextManager):
+                stack.enter_context(entered)
+
+    async def enter_async(self, stack: contextlib.AsyncExitStack, tasks: list[Task]) -> None:
+        """Surround the call of a coroutine function."""
+        for middleware in self._around:
+            if isinstance(entered := middleware(tasks), contextlib.AbstractContextManager):
+                stack.enter_context(entered)
+            else:
+                await stack.enter_async_context(entered)
+
+    # --- what is told beside it
+
+    def began(self, tasks: Sequence[Task]) -> None:
+        """Tell of those whose first try begins late."""
+        for after, hook in self.on_late:
+            for task in tasks:
+                late = from_ms(self.now_ms()) - task.action_time
+                if task.attempt == 1 and late.total_seconds() >= after:
+                    self._notify(hook, task, late)
+
+    def died(self, job_id: int, reason: str) -> None:
+        """Tell of a death, now that the row says so."""
+        for hook in self.on_dead:
+            self._notify(hook, job_id, reason)
+
+    def flush(self, seconds: float) -> None:
+        """Let what waits be told, for at most so long."""
+        with contextlib.suppress(RuntimeError):  # no thread can be started now
+            wait([self._threads.soon(lambda: None)], seconds)
+
+    def _notify(self, hook: Callable[..., object], of: Task | int, what: object) -> None:
+        room = self._room
+
+        def notify() -> None:
+            try:
+                if (task := self._center.get(of) if isinstance(of, int) else of) is not None:
+                    hook(task, what)
+            except BaseException as exc:  # it is the application's, or a server is away: no task is harmed
+                log.warning("hook_failed", hook=_name(hook), error=raised(exc).name, at=where(exc))
+
+        def notify_beside() -> None:
+            notify()
+            room.release()
+
+        if self._center.stands_in is not None:  # a test, which waits for it
+            notify()
+        elif room.acquire(blocking=False):
+            with contextlib.suppress(RuntimeError):
+                self._threads.run_detached(notify_beside)
+        else:
+            self._dropped += 1
+            log.warning("hook_dropped", hook=_name(hook), dropped=self._dropped)
+
+
+def _name(hook: object) -> str:
+    return getattr(hook, "__qualname__", type(hook).__name__)
+
+
+def _checked(hook: Any, takes: str, arguments: int = 2) -> Any:
+    """Return a hook that is a plain function of so many arguments. Raises InvalidHandler."""
+    try:
+        inspect.signature(hook).bind(*[None] * arguments)
+    except (TypeError, ValueError) as exc:
+        raise InvalidHandler(f"hook {_name(hook)} must take {takes}") from exc
+    if inspect.iscoroutinefunction(hook):
+        raise InvalidHandler(f"hook {_name(hook)} must be a plain function: a thread of toc calls it")
+    return hook
 
 
 class Registers(Protocol[S_co]):
@@ -190,7 +351,7 @@ class Registry(Generic[S_co]):
             one = Handled(topic, function, payload, self.submit)
             arguments = 1 if payload is None or _required(function) < 2 else 2
             handler = Handler.of(topic, function, batch, arguments)
-            call = _Calls(handler, payload, self.hooks, arguments).call()
+            call = _call_of(handler, payload, self.hooks, arguments)
             self.handlers[topic] = replace(handler, call=call, made_of=one)
             self.handled += (topic, function), (topic, one)
             return one
@@ -223,7 +384,7 @@ class Registry(Generic[S_co]):
     def on_dead(self, function: D) -> D:
         """Have a function called with the task and the reason after its worker has made it dead: at most once
         for each death, in a thread of its own. Its failures are logged. Raises InvalidHandler."""
-        self.hooks.on_dead.append(checked(function, "a task and the reason"))
+        self.hooks.on_dead.append(_checked(function, "a task and the reason"))
         return function
 
     def on_late(self, after: Duration) -> Callable[[L], L]:
@@ -233,7 +394,7 @@ class Registry(Generic[S_co]):
 
         def register(function: L) -> L:
             self.hooks.any = True
-            self.hooks.on_late.append((seconds, checked(function, "a task and how late it is")))
+            self.hooks.on_late.append((seconds, _checked(function, "a task and how late it is")))
             return function
 
         return register
@@ -242,83 +403,74 @@ class Registry(Generic[S_co]):
         """Have a function called after each ``submit``, ``put``, ``submit_many``, ``index``, ``cancel``,
         ``cancel_by_biz``, ``reschedule``, ``get`` and ``find``, where it was called, with this name, the
         seconds that it took, and what it raised or None. Its failures are logged. Raises InvalidHandler."""
-        self.hooks.on_call.append(checked(function, "a name, seconds and an error or None", 3))
+        self.hooks.on_call.append(_checked(function, "a name, seconds and an error or None", 3))
         return function
 
 
-class _Calls:
-    """Makes the function that a worker calls."""
+def _call_of(
+    handler: Handler, payload: Payload[Any] | None, hooks: Hooks, arguments: int
+) -> Callable[..., Any]:
+    """Return the function that a worker calls: of a task or a list of them, a coroutine function if the
+    handler is one."""
+    function, batch = handler.call, handler.batch is not None
 
-    def __init__(self, handler: Handler, payload: Payload[Any] | None, hooks: Hooks, arguments: int) -> None:
-        self._function, self._payload, self._hooks = handler.call, payload, hooks
-        self._batch, self._is_async = handler.batch is not None, handler.is_async
-        self._arguments = arguments
-
-    def call(self) -> Callable[..., Any]:
-        """Return it: of a task or a list of them, a coroutine function if the handler is one."""
-        function, hooks, typed = self._function, self._hooks, self._payload
-        if self._is_async:
-
-            async def acall(given: Any) -> Any:
-                if typed is None and not hooks.any:  # most: microseconds count
-                    return _returned(await function(given))
-                tasks, arguments, errors = self._begin(given)
-                if not tasks:
-                    return errors
-                try:
-                    async with AsyncExitStack() as stack:
-                        await hooks.enter_async(stack, tasks)
-                        outcome = _returned(await function(*arguments))
-                except BaseException as exc:
-                    if not errors:
-                        raise
-                    outcome = {task.job_id: exc for task in tasks}
-                return {**(outcome or {}), **errors} if errors else outcome
-
-            return acall
-
-        def call(given: Any) -> Any:
-            if typed is None and not hooks.any:
-                return _returned(function(given))
-            tasks, arguments, errors = self._begin(given)
-            if not tasks:
-                return errors
-            try:
-                with ExitStack() as stack:
-                    hooks.enter(stack, tasks)
-                    outcome = _returned(function(*arguments))
-            except BaseException as exc:
-                if not errors:
-                    raise
-                outcome = {task.job_id: exc for task in tasks}
-            return {**(outcome or {}), **errors} if errors else outcome
-
-        return call
-
-    def _begin(self, given: Any) -> tuple[list[Task], Sequence[Any], dict[int, BaseException]]:
+    def begin(given: Any) -> tuple[list[Task], Sequence[Any], dict[int, BaseException]]:
         """Return the tasks that can run, the arguments of the function, and which payloads do not fit.
 
         Tells of those that begin late. Raises Misfit or Dead if the payload of the only task does not fit.
         """
-        tasks: list[Task] = given if self._batch else [given]
-        if self._payload is None:
-            self._hooks.began(tasks)
-            return tasks, (given,), {}
-        now = self._hooks.now_ms()
+        tasks: list[Task] = given if batch else [given]
         payloads: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
+        if payload is None:
+            hooks.began(tasks)
+            return tasks, (given,), errors
+        now = hooks.now_ms()
         for task in tasks:
             try:
-                payloads[task.job_id] = self._payload.read_in_time(task, now)
+                payloads[task.job_id] = payload.read_in_time(task, now)
             except (Misfit, Dead) as exc:
-                if not self._batch:
+                if not batch:
                     raise
                 errors[task.job_id] = exc
         fit = [task for task in tasks if task.job_id in payloads]
-        self._hooks.began(fit)
+        hooks.began(fit)
         found = list(payloads.values())
-        arguments = (found, fit) if self._batch else (found[0], given)
-        return fit, arguments[: self._arguments], errors
+        return fit, ((found, fit) if batch else (found[0], given))[:arguments], errors
+
+    async def acall(given: Any) -> Any:
+        if payload is None and not hooks.any:  # most: microseconds count
+            return _returned(await function(given))
+        tasks, words, errors = begin(given)
+        if not tasks:
+            return errors
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                await hooks.enter_async(stack, tasks)
+                outcome = _returned(await function(*words))
+        except BaseException as exc:
+            if not errors:
+                raise
+            outcome = {task.job_id: exc for task in tasks}
+        return {**(outcome or {}), **errors} if errors else outcome
+
+    def call(given: Any) -> Any:
+        if payload is None and not hooks.any:
+            return _returned(function(given))
+        tasks, words, errors = begin(given)
+        if not tasks:
+            return errors
+        try:
+            with contextlib.ExitStack() as stack:
+                hooks.enter(stack, tasks)
+                outcome = _returned(function(*words))
+        except BaseException as exc:
+            if not errors:
+                raise
+            outcome = {task.job_id: exc for task in tasks}
+        return {**(outcome or {}), **errors} if errors else outcome
+
+    return acall if handler.is_async else call
 
 
 def _returned(outcome: Any) -> Any:

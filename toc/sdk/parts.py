@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import TypedDict
 
-from toc.index.no_index import NoIndex
-from toc.index.queues import Queues
+from toc.index.queues import NoIndex, Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, StoreUnavailable
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from toc.config import Settings
-    from toc.sdk.changes import CallersWork
+    from toc.sdk.changes import InTransaction
 
     AnySession = Session | AsyncSession
     AnyConnection = Connection | AsyncConnection
@@ -52,7 +51,7 @@ class StandIn(NamedTuple):
     store: Store
     queues: Queues
     catalog: TopicCatalog
-    in_transaction: Callable[[AnySession | None, AnyConnection | None], CallersWork]
+    in_transaction: Callable[[AnySession | None, AnyConnection | None], InTransaction]
 
 
 class Parts:
@@ -79,13 +78,16 @@ class Parts:
 
     def use(self, parts: StandIn | None) -> None:
         """Use these parts from now on. None: its own."""
+        Parts.close(self)
         self.stands_in = parts
+        self._store, self._queues, self._catalog = (
+            (None, None, None) if parts is None else (parts.store, parts.queues, parts.catalog)
+        )
         settings, self.clock = self._given if parts is None else (parts.settings, parts.clock)
         for name in ("settings", "tracing", "_intake"):
             vars(self).pop(name, None)  # these are made at the first use
         if settings is not None:
             self.settings = settings
-        self.targets.forget()
 
     @cached_property
     def settings(self) -> Settings:
@@ -108,8 +110,6 @@ class Parts:
     def store(self) -> Store:
         """The task table. Raises ConfigError when no database is configured."""
         _check_running()
-        if self.stands_in is not None:
-            return self.stands_in.store
         if (store := self._store) is None:
             with self._lock:
                 if (store := self._store) is None:
@@ -132,8 +132,6 @@ class Parts:
     @property
     def queues(self) -> Queues:
         """The index. Raises ConfigError when no Redis is configured although the task table is indexed."""
-        if self.stands_in is not None:
-            return self.stands_in.queues
         if (queues := self._queues) is None:
             with self._lock:
                 if (queues := self._queues) is None:
@@ -151,8 +149,6 @@ class Parts:
         """This process's view of the topics, with the horizons in force. Raises ConfigError when no
         database is configured."""
         _check_running()
-        if self.stands_in is not None:
-            return self.stands_in.catalog
         if (catalog := self._catalog) is None:
             with self._lock:
                 if (catalog := self._catalog) is None:
@@ -162,22 +158,18 @@ class Parts:
     def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""
         with self._lock:
-            if self._store is not None:
-                self._store.close()
-            if self._queues is not None:
-                self._queues.close()
-            self._store = self._queues = self._catalog = None
+            if self.stands_in is None:
+                if self._store is not None:
+                    self._store.close()
+                if self._queues is not None:
+                    self._queues.close()
+                self._store = self._queues = self._catalog = None
             self.targets.forget()
 
     def _check_places(self) -> None:
         """Raise on a bad URL of either server, or on a wrong layout, before anything is written."""
         _ = self.store, self.queues
         self._check_layout()
-
-    def _placed_store(self) -> Store:
-        """Return the store, checked as by ``_check_places``."""
-        self._check_places()
-        return self.store
 
     def _check_layout(self) -> None:
         """Raise SchemaBehind before a row is written or read in a table that no worker reads."""

@@ -13,35 +13,15 @@ from datetime import datetime, timedelta
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from toc.model.clock import Duration, from_ms, to_ms
-from toc.model.errors import (
-    InvalidInput,
-    InvalidSchedule,
-    NaiveDatetime,
-    ScheduleExists,
-    SchemaBehind,
-    StoreUnavailable,
-    TocError,
-    TopicClosed,
-    UnknownSchedule,
-    shown,
-)
-from toc.model.schedule import (
-    BACKFILL_RATE,
-    EPOCH,
-    MIN_BACKFILL_RATE,
-    Definition,
-    Dst,
-    Fire,
-    Missed,
-    Overlap,
-    check_instant,
-    check_schedule_name,
-    preview,
-)
+from typing_extensions import TypedDict, Unpack
+
+from toc.model import errors
+from toc.model import schedule as rules
+from toc.model.clock import Duration, from_ms
 from toc.model.schedule_state import NEAR_MS, Planned, State, change, new_state, step
 from toc.model.task import SCHEDULED_FOR, NewTask, TaskRow, scheduled_for_text
 from toc.model.topic import Topic, check_native
+from toc.sdk.submission import instant_ms
 from toc.store.store import Store
 from toc.store.tasks.schedules import StoredSchedule, occurrence_key
 
@@ -51,7 +31,6 @@ if TYPE_CHECKING:
 REPEATS = 10
 MAX_BACKFILL = 100_000
 BACKFILL_PAGE = 1000
-_DAY = timedelta(days=1)
 Found = TypeVar("Found")
 
 
@@ -67,7 +46,7 @@ class Schedule(NamedTuple):
 
     name: str
     schedule_id: int
-    definition: Definition
+    definition: rules.Definition
     paused: bool
     next_time: datetime | None
     buffered: datetime | None
@@ -79,6 +58,21 @@ class Schedule(NamedTuple):
     created: datetime
     modified: datetime
     stuck: str = ""
+
+
+class Rule(TypedDict, total=False):
+    """What a schedule does beside its name and topic: fields of ``Definition``, as a caller gives them."""
+
+    cron: str | None
+    every: Duration | None
+    anchor: datetime
+    zone: str
+    dst: rules.Dst | str
+    missed: rules.Missed | str
+    window: Duration
+    overlap: rules.Overlap | str
+    jitter: Duration
+    attribute: Mapping[str, Any] | None
 
 
 class Backfill(NamedTuple):
@@ -100,7 +94,7 @@ class Declared(NamedTuple):
     name: str
     topic: str | None
     function: Callable[..., Any]
-    options: Mapping[str, Any]
+    options: Rule
 
 
 class Schedules:
@@ -118,47 +112,29 @@ class Schedules:
 
     @property
     def _store(self) -> Store:
-        return self._center._placed_store()
+        self._center._check_places()
+        return self._center.store
 
     # --- create, look up
 
-    def create(
-        self,
-        name: str,
-        *,
-        topic: str,
-        cron: str | None = None,
-        every: Duration | None = None,
-        anchor: datetime = EPOCH,
-        zone: str = "UTC",
-        dst: Dst | str = Dst.CRON,
-        missed: Missed | str = Missed.LATEST,
-        window: Duration = _DAY,
-        overlap: Overlap | str = Overlap.SKIP,
-        jitter: Duration = 0,
-        attribute: Mapping[str, Any] | None = None,
-        paused: bool = False,
-    ) -> Schedule:
+    def create(self, name: str, *, topic: str, paused: bool = False, **rule: Unpack[Rule]) -> Schedule:
         """Create a schedule: from now on a task of ``topic`` with the biz_id ``name`` at each of its times.
 
-        ``Definition`` explains the rest; numbers are seconds. Raises InvalidSchedule, UnknownTopic,
-        TopicClosed or ScheduleExists before anything is written.
+        ``rule`` has ``cron`` or ``every``. ``Definition`` explains the rest; numbers are seconds. Raises
+        InvalidSchedule, UnknownTopic, TopicClosed or ScheduleExists before anything is written.
         """
-        definition = define(
-            name, topic=topic, cron=cron, every=every, anchor=anchor, zone=zone, dst=dst, missed=missed,
-            window=window, overlap=overlap, jitter=jitter, attribute=attribute,
-        )  # fmt: skip
-        return self._create(definition, paused=paused)
+        return self._create(define(name, topic=topic, **rule), paused=paused)
 
     def get(self, name: str) -> Schedule | None:
         """Return a schedule, or None."""
-        stored = self._store.schedules.get(check_schedule_name(name))
+        stored = self._store.schedules.get(rules.check_schedule_name(name))
         return None if stored is None else _schedule(stored)
 
-    def preview(self, name: str, *, count: int = 20, after: datetime | None = None) -> list[Fire]:
+    def preview(self, name: str, *, count: int = 20, after: datetime | None = None) -> list[rules.Fire]:
         """Return the next times at which a schedule fires, paused or not; ``after`` defaults to now."""
         stored = self._stored(name)
-        return preview(stored.definition, _instant("after", after, self._center.clock.now_ms()), count)
+        begin = self._center.clock.now_ms() if after is None else _instant("after", after)
+        return rules.preview(stored.definition, begin, count)
 
     def list(self, *, after: str = "", limit: int = 1000) -> list[Schedule]:
         """Return schedules by name: the first ``limit`` whose name is greater than ``after``.
@@ -171,7 +147,7 @@ class Schedules:
             for stored in page:
                 try:
                     found.append(_schedule(stored))
-                except InvalidSchedule:
+                except errors.InvalidSchedule:
                     continue
             if len(page) < limit:
                 break
@@ -188,7 +164,7 @@ class Schedules:
         UnknownSchedule, UnknownTopic or TopicClosed.
         """
         if not changes:
-            raise InvalidInput(f"nothing to change on {shown(name)}: name at least one option")
+            raise errors.InvalidInput(f"nothing to change on {errors.shown(name)}: name at least one option")
         return self._change(name, lambda definition: definition.changed(**changes))
 
     def pause(self, name: str) -> Schedule:
@@ -206,16 +182,16 @@ class Schedules:
         """Delete a schedule and cancel its next occurrence. Returns whether there was one."""
         table = self._store.schedules
         for attempt in range(REPEATS):
-            stored = table.get(check_schedule_name(name))
+            stored = table.get(rules.check_schedule_name(name))
             if stored is None:
                 return attempt > 0
             try:
                 planned = self._planned(stored, table.now(name))
-            except InvalidSchedule:  # of a later version, or damaged: its occurrences run, it does not
+            except errors.InvalidSchedule:  # of a later version, or damaged: its occurrences run, it does not
                 planned = []
             if table.delete(stored, planned):
                 return True
-        raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
+        raise errors.StoreUnavailable(f"schedule {name!r} keeps changing; try again")
 
     # --- fire besides
 
@@ -234,7 +210,13 @@ class Schedules:
         )
 
     def backfill(
-        self, name: str, start: datetime, end: datetime, *, rate: float = BACKFILL_RATE, dry_run: bool = False
+        self,
+        name: str,
+        start: datetime,
+        end: datetime,
+        *,
+        rate: float = rules.BACKFILL_RATE,
+        dry_run: bool = False,
     ) -> Backfill:
         """Submit the occurrences of the past, nominally due in [start, end], that have no task.
 
@@ -247,22 +229,24 @@ class Schedules:
         definition, now = stored.definition, self._store.schedules.now(name)
         begin, until = _instant("from", start), _instant("to", end)
         if begin > until:
-            raise InvalidSchedule(f"from {start.isoformat()} is later than to {end.isoformat()}", "to")
+            raise errors.InvalidSchedule(f"from {start.isoformat()} is later than to {end.isoformat()}", "to")
         until = min(until, now - definition.offset)
-        if not rate >= MIN_BACKFILL_RATE:
-            raise InvalidSchedule(f"rate = {rate} must be {MIN_BACKFILL_RATE} a second or more", "rate")
+        if not rate >= rules.MIN_BACKFILL_RATE:
+            raise errors.InvalidSchedule(
+                f"rate = {rate} must be {rules.MIN_BACKFILL_RATE} a second or more", "rate"
+            )
         topic = self._center.catalog.get(definition.topic)
         kept_since = now - topic.retention * 1000
         upcoming = takewhile(lambda at: at <= until, definition.calendar.after(begin - 1))
         nominals = list(islice(upcoming, MAX_BACKFILL + 1))
         if len(nominals) > MAX_BACKFILL:
-            raise InvalidSchedule(
+            raise errors.InvalidSchedule(
                 f"these are more than {MAX_BACKFILL} occurrences; take a shorter range", "to"
             )
         present = submitted = may_have_run = 0
         for first in range(0, len(nominals), BACKFILL_PAGE):
             if first and self._stored(name).state.schedule_id != stored.state.schedule_id:
-                raise UnknownSchedule(f"schedule {name!r} was deleted meanwhile, and made anew")
+                raise errors.UnknownSchedule(f"schedule {name!r} was deleted meanwhile, and made anew")
             page = nominals[first : first + BACKFILL_PAGE]
             there = self._store.schedules.present(stored, page)
             lacking = [nominal for nominal in page if nominal not in there]
@@ -284,25 +268,27 @@ class Schedules:
 
     # --- declared in code
 
-    def declare(self, name: str, topic: str | None, function: Callable[..., Any], **options: Any) -> None:
+    def declare(
+        self, name: str, topic: str | None, function: Callable[..., Any], **options: Unpack[Rule]
+    ) -> None:
         """Note a schedule for ``reconcile``. Raises InvalidSchedule, also if it is declared twice."""
         if any(declared.name == name for declared in self.declared):
-            raise InvalidSchedule(f"schedule {name!r} is declared twice")
+            raise errors.InvalidSchedule(f"schedule {name!r} is declared twice")
         define(name, topic=topic or "unknown", **options)
         self.declared.append(Declared(name, topic, function, options))
 
-    def reconcile(self, names: Collection[str] | None = None) -> dict[str, TocError]:
+    def reconcile(self, names: Collection[str] | None = None) -> dict[str, errors.TocError]:
         """Create the declared schedules, or those of these names, that do not exist, and change those that
         differ. Deletes none.
 
         A worker does it when it starts. Returns by name what could not be done.
         """
-        failed: dict[str, TocError] = {}
+        failed: dict[str, errors.TocError] = {}
         for declared in self.declared:
             if names is None or declared.name in names:
                 try:
                     self._reconcile(declared)
-                except TocError as exc:
+                except errors.TocError as exc:
                     failed[declared.name] = exc
         return failed
 
@@ -310,7 +296,7 @@ class Schedules:
         topic = declared.topic or self._topic_of(declared)
         wanted = define(declared.name, topic=topic, **declared.options)
         if self._store.schedules.get(wanted.name) is None:
-            with contextlib.suppress(ScheduleExists):  # by another process that starts
+            with contextlib.suppress(errors.ScheduleExists):  # by another process that starts
                 self._create(wanted, paused=False)
                 return
         self._change(wanted.name, lambda _: wanted)
@@ -318,7 +304,7 @@ class Schedules:
     def _topic_of(self, declared: Declared) -> str:
         topics = [topic for topic, function in self.handled if function is declared.function]
         if len(topics) != 1:
-            raise InvalidSchedule(
+            raise errors.InvalidSchedule(
                 f"schedule {declared.name!r} is declared at a function that is the handler of "
                 f"{len(topics)} topics; give it a topic"
             )
@@ -326,7 +312,7 @@ class Schedules:
 
     # --- inside
 
-    def _create(self, definition: Definition, *, paused: bool) -> Schedule:
+    def _create(self, definition: rules.Definition, *, paused: bool) -> Schedule:
         self._open_topic(definition.topic)
         table = self._store.schedules
         now = table.now(definition.name)
@@ -334,7 +320,7 @@ class Schedules:
         return _schedule(self._begin(table.create(definition, state)))
 
     def _change(
-        self, name: str, to: Callable[[Definition], Definition], *, paused: bool | None = None
+        self, name: str, to: Callable[[rules.Definition], rules.Definition], *, paused: bool | None = None
     ) -> Schedule:
         table = self._store.schedules
         for _ in range(REPEATS):
@@ -356,16 +342,16 @@ class Schedules:
                 state = state._replace(last_job_id=None if last is None else again.get(last, last))
             changed = table.change(stored, definition, state, planned, rows)
             if changed is not None:
-                with contextlib.suppress(StoreUnavailable, SchemaBehind):  # the sweep does it
-                    self._center._indexing.add(rows)
+                with contextlib.suppress(errors.StoreUnavailable, errors.SchemaBehind):  # the sweep does it
+                    self._center._changes.add(rows)
                 return _schedule(self._begin(changed))
-        raise StoreUnavailable(f"schedule {name!r} keeps changing; try again")
+        raise errors.StoreUnavailable(f"schedule {name!r} keeps changing; try again")
 
     def _begin(self, stored: StoredSchedule) -> StoredSchedule:
         """Take the first step of what is stored by now: if it fails, workers take it."""
         try:
             return self._step(stored)
-        except (StoreUnavailable, SchemaBehind):
+        except (errors.StoreUnavailable, errors.SchemaBehind):
             return stored
 
     def _step(self, stored: StoredSchedule, ahead: int = 0) -> StoredSchedule:
@@ -386,8 +372,8 @@ class Schedules:
         for error in moved.failed.values():
             raise error
         for move in moved.done:
-            with contextlib.suppress(StoreUnavailable, SchemaBehind):  # the sweep does it
-                self._center._indexing.add(move.rows)
+            with contextlib.suppress(errors.StoreUnavailable, errors.SchemaBehind):  # the sweep does it
+                self._center._changes.add(move.rows)
             return stored._replace(state=move.state._replace(version=stored.state.version + 1))
         return table.get(stored.name) or stored
 
@@ -403,31 +389,31 @@ class Schedules:
         check_native(name)
         topic = self._center.catalog.get(name)
         if topic.closed:
-            raise TopicClosed(f"topic {name!r} is being deleted and takes no new task")
+            raise errors.TopicClosed(f"topic {name!r} is being deleted and takes no new task")
         return topic
 
     def _topic(self, name: str) -> Topic | None:
         return self._center.catalog.known().get(name) or self._center.catalog.refresh().get(name)
 
     def _stored(self, name: str) -> StoredSchedule:
-        return need(self._store.schedules.get(check_schedule_name(name)), name)
+        return need(self._store.schedules.get(rules.check_schedule_name(name)), name)
 
 
 def need(found: Found | None, name: str) -> Found:
     """Return what was found under the name of a schedule. Raises UnknownSchedule if that is nothing."""
     if found is None:
-        raise UnknownSchedule(f"there is no schedule {name!r}; `toc schedule list` shows all")
+        raise errors.UnknownSchedule(f"there is no schedule {name!r}; `toc schedule list` shows all")
     return found
 
 
 def define(
     name: str, *, topic: str, attribute: Mapping[str, Any] | None = None, **options: Any
-) -> Definition:
+) -> rules.Definition:
     """Return a checked definition, as a caller gives it. Raises InvalidSchedule."""
     try:
-        return Definition(name, topic, attribute=attribute or {}, **options).check_given(options)
+        return rules.Definition(name, topic, attribute=attribute or {}, **options).check_given(options)
     except TypeError as exc:
-        raise InvalidSchedule(str(exc).removeprefix("Definition.__init__() ")) from exc
+        raise errors.InvalidSchedule(str(exc).removeprefix("Definition.__init__() ")) from exc
 
 
 def _schedule(stored: StoredSchedule) -> Schedule:
@@ -445,11 +431,7 @@ def _schedule(stored: StoredSchedule) -> Schedule:
     )  # fmt: skip
 
 
-def _instant(name: str, value: datetime | None, default: int = 0) -> int:
-    if value is None:
-        return default
-    if not isinstance(value, datetime):
-        raise InvalidSchedule(f"{name} must be a datetime, not {shown(value)}")
-    if value.utcoffset() is None:
-        raise NaiveDatetime(f"{name} {value.isoformat()} has no time zone")
-    return to_ms(check_instant(value, name))
+def _instant(name: str, value: datetime) -> int:
+    instant = instant_ms(value, name)
+    rules.check_instant(value, name)
+    return instant

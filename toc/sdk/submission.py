@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from math import ceil
+from typing import Any
 
-from toc.model.clock import Clock, from_ms, parse_duration, to_ms
-from toc.model.errors import (
-    InvalidDelay,
-    InvalidExpiry,
-    InvalidInput,
-    InvalidKey,
-    InvalidTarget,
-    InvalidTries,
-    NaiveDatetime,
-    NotInFuture,
-    TopicClosed,
-    shown,
-)
+from toc.model import errors
+from toc.model.clock import Clock, from_ms, seconds_of, to_ms
 from toc.model.sharding import BizId, JobIds, check_key, crc32, is_whole, valid_job_id
 from toc.model.target import ATTRIBUTE, NOTHING_ALLOWED, Allow, check_not_reserved, named_route
 from toc.model.task import (
@@ -38,7 +28,9 @@ from toc.model.topic import Delivery, Topic, TopicType, check_native
 MAX_DELAY_SECONDS = 1e12
 """Larger delays are refused without comparing them with TOC_MAX_DELAY, which is always smaller."""
 
-OF_TIMES = (NotInFuture, InvalidExpiry)
+_MILLISECOND = timedelta(milliseconds=1)
+
+OF_TIMES = (errors.NotInFuture, errors.InvalidExpiry)
 """What refuses a task for a time that may have been right before."""
 
 EARLIEST_MS = 0
@@ -73,7 +65,7 @@ class RowMaker:
         Also raises what ``topic_named`` raises. That is called last, because it may have to ask a server.
         """
         if not isinstance(task, NewTask):
-            raise InvalidInput(f"submit_many takes NewTask objects, not {type(task).__name__}")
+            raise errors.InvalidInput(f"submit_many takes NewTask objects, not {type(task).__name__}")
         biz = BizId.of(task.biz_id)
         check_not_reserved(task.attribute)
         attribute = encode_attribute(task.attribute)
@@ -81,9 +73,9 @@ class RowMaker:
         if route is not None:
             attribute = encode_attribute({**(task.attribute or {}), ATTRIBUTE: route})
         if not is_whole(task.tries, 0, UNLIMITED):
-            raise InvalidTries(
+            raise errors.InvalidTries(
                 f"tries must be a whole number from 0 (as many as the topic gives) to {UNLIMITED} (without "
-                f"limit), not {shown(task.tries)}"
+                f"limit), not {errors.shown(task.tries)}"
             )
         content = check_body(task.body, task.content_type, self._max_body)
         if task.dedup_key is not None:
@@ -94,42 +86,26 @@ class RowMaker:
             check_native(task.topic)
         topic = topic_named(task.topic)
         if topic.closed:
-            raise TopicClosed(f"topic {topic.name!r} is being deleted and takes no new task")
+            raise errors.TopicClosed(f"topic {topic.name!r} is being deleted and takes no new task")
         if route is not None and topic.delivery is not Delivery.WEBHOOK:
-            raise InvalidTarget(
+            raise errors.InvalidTarget(
                 f"{'url' if task.target is None else 'target'} goes with a topic whose delivery is webhook; "
                 f"that of {topic.name!r} is {topic.delivery.value}"
             )
         if task.expires_at is not None and task.expires_in is not None:
-            raise InvalidInput("give expires_at or expires_in, not both", "expires_at")
+            raise errors.InvalidInput("give expires_at or expires_in, not both", "expires_at")
+        if task.past not in ("refuse", "run"):
+            raise errors.InvalidInput(f"past must be refuse or run, not {errors.shown(task.past)}")
         now = self._clock.now_ms()
         max_delay_ms = LATEST_MS if by_dialect else self._max_delay_ms
         expires_in = topic.expires_in if task.expires_in is None else task.expires_in
-        due = self._due(topic, task.delay, task.action_time, now, max_delay_ms, runs=_past_runs(task.past))
+        due = self._due(topic, task.delay, task.action_time, now, max_delay_ms, runs=task.past == "run")
+        size, fingerprint = (None, None) if content is None else (len(content.data), content.fingerprint())
         row = TaskRow(
-            self._job_ids.make(biz.crc),
-            biz.number,
-            biz.key,
-            topic.biz_type,
-            TaskStatus.PENDING,
-            due,
-            due,
-            attribute,
-            0,
-            0,
-            0,
-            slot_crc,
-            topic.slot_amount,
-            task.dedup_key,
-            None,
-            now,
-            now,
-            task.tries,
-            self.expiry(task.expires_at, due, expires_in),
-            0,
-            None if content is None else len(content.data),
-            None if content is None else content.fingerprint(),
-        )
+            self._job_ids.make(biz.crc), biz.number, biz.key, topic.biz_type, TaskStatus.PENDING, due, due,
+            attribute, 0, 0, 0, slot_crc, topic.slot_amount, task.dedup_key, None, now, now, task.tries,
+            self.expiry(task.expires_at, due, expires_in), 0, size, fingerprint,
+        )  # fmt: skip
         return Submission(row, content, on_conflict, request, topic.name)
 
     def deadline(self, topic: Topic | None, delay: object, action_time: object) -> int:
@@ -147,9 +123,11 @@ class RowMaker:
         if expires_at is None:
             wait = _delay_ms(expires_in, "expires_in")
             return min(due + wait, LATEST_MS) if wait else 0
-        at = _instant_ms(expires_at, "expires_at")
+        at = instant_ms(expires_at, "expires_at")
         if not 0 < at <= LATEST_MS:
-            raise InvalidExpiry(f"expires_at {expires_at} must be after 1970 and before the year 10000")
+            raise errors.InvalidExpiry(
+                f"expires_at {expires_at} must be after 1970 and before the year 10000"
+            )
         check_expiry(at, due)
         return at
 
@@ -165,9 +143,9 @@ class RowMaker:
     ) -> int:
         """``runs``: what is past is due now."""
         if delay is not None and action_time is not None:
-            raise InvalidInput("give a delay or an action_time, not both", "delay")
+            raise errors.InvalidInput("give a delay or an action_time, not both", "delay")
         if action_time is not None:
-            due = _instant_ms(action_time, "action_time")
+            due = instant_ms(action_time, "action_time")
         elif delay is not None:
             wait = _delay_ms(delay)
             # now is rounded down, and a deadline is never early
@@ -175,7 +153,7 @@ class RowMaker:
         elif topic is not None and topic.topic_type is TopicType.INSTANT:
             return now
         else:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 "give a delay or an action_time (only tasks of instant topics run now)", "delay"
             )
         field = "delay" if action_time is None else "action_time"
@@ -183,18 +161,18 @@ class RowMaker:
             return now
         if due <= now and (topic is None or topic.topic_type is TopicType.TIMED):
             given = "a delay of 0" if action_time is None else f"action_time {action_time}"
-            raise NotInFuture(
+            raise errors.NotInFuture(
                 f"{given} is not after now ({from_ms(now).isoformat(timespec='milliseconds')}); "
                 "a task of a timed topic must be due later than now, unless past='run'",
                 field,
             )
         if due < EARLIEST_MS:
-            raise InvalidInput(
+            raise errors.InvalidInput(
                 f"action_time {action_time} is before 1970; give a later one, or none to run it now",
                 "action_time",
             )
         if due - now > max_delay_ms + 1:
-            raise InvalidDelay(
+            raise errors.InvalidDelay(
                 f"the deadline is {(due - now) / 86_400_000:.0f} days ahead; at most "
                 f"{max_delay_ms / 86_400_000:.0f} are allowed (TOC_MAX_DELAY)",
                 field,
@@ -214,55 +192,39 @@ def _conflict_of(task: NewTask) -> OnConflict:
     try:
         what = OnConflict(task.on_conflict)
     except ValueError:
-        raise InvalidInput(
-            f"on_conflict must be one of {', '.join(OnConflict)}, not {shown(task.on_conflict)}"
+        raise errors.InvalidInput(
+            f"on_conflict must be one of {', '.join(OnConflict)}, not {errors.shown(task.on_conflict)}"
         ) from None
     if task.dedup_key is None:
-        raise InvalidKey(f"dedup_key is needed with on_conflict={what.value!r}: it names the task")
+        raise errors.InvalidKey(f"dedup_key is needed with on_conflict={what.value!r}: it names the task")
     return what
-
-
-def _past_runs(past: str) -> bool:
-    if past not in ("refuse", "run"):
-        raise InvalidInput(f"past must be refuse or run, not {shown(past)}")
-    return past == "run"
 
 
 def check_job_id(job_id: int) -> int:
     """Return ``job_id`` if it is well formed. Raises InvalidInput."""
     if not valid_job_id(job_id):
-        raise InvalidInput(f"{shown(job_id)} is not a job_id; submit returned one as an int")
+        raise errors.InvalidInput(f"{errors.shown(job_id)} is not a job_id; submit returned one as an int")
     return int(job_id)
 
 
-def _instant_ms(instant: object, name: str) -> int:
+def instant_ms(instant: object, name: str) -> int:
+    """Return an aware datetime in milliseconds, rounded up. Raises InvalidInput, NaiveDatetime."""
     if not isinstance(instant, datetime):
-        raise InvalidInput(f"{name} must be a datetime, not {type(instant).__name__}")
+        raise errors.InvalidInput(f"{name} must be a datetime, not {type(instant).__name__}")
     if instant.utcoffset() is None:
-        raise NaiveDatetime(
+        raise errors.NaiveDatetime(
             f"{name} {instant.isoformat()} has no time zone; use datetime.now(UTC) + ... or "
             f"datetime(..., tzinfo=...)"
         )
     return to_ms(instant)
 
 
-def _delay_ms(delay: object, name: str = "delay") -> int:
-    if isinstance(delay, str):
-        delay = parse_duration(delay)
-    if isinstance(delay, timedelta):
-        if delay < timedelta(0):
-            raise _not_allowed(delay, name)
-        whole, rest = divmod(delay, timedelta(milliseconds=1))
-        return whole + bool(rest)
-    if isinstance(delay, bool) or not isinstance(delay, (int, float)):
-        raise InvalidDelay(
-            f"{name} must be a timedelta, seconds or a text such as 30m, not {type(delay).__name__}"
-        )
-    if not 0 <= delay <= MAX_DELAY_SECONDS:  # False for NaN too
-        raise _not_allowed(delay, name)
-    return ceil(delay * 1000)
-
-
-def _not_allowed(delay: timedelta | float, name: str) -> InvalidDelay:
-    text = delay if not isinstance(delay, int) or abs(delay) < 10**30 else "of that size"
-    return InvalidDelay(f"{name} {text} is not allowed; it must be finite and not negative")
+def _delay_ms(delay: Any, name: str = "delay") -> int:
+    """Return a duration in milliseconds, rounded up. Raises InvalidDelay."""
+    try:
+        seconds = seconds_of(delay)
+    except (errors.InvalidDelay, OverflowError) as exc:
+        raise errors.InvalidDelay(f"{name}: {exc}", name) from exc
+    if seconds > MAX_DELAY_SECONDS:
+        raise errors.InvalidDelay(f"{name} {seconds:g} s is not allowed", name)
+    return -(-delay // _MILLISECOND) if isinstance(delay, timedelta) else ceil(seconds * 1000)

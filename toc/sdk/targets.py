@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -202,18 +203,12 @@ class Targets:
 
 
 def _limits(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return limits as Target has them. Raises InvalidTarget for an unknown name or a wrong ``dead_on``."""
+    """Return limits in the types of Target, which checks them. Raises InvalidTarget for an unknown name."""
     for name in given.keys() - LIMITS:
         raise InvalidTarget(f"{name} is not a limit of a target; there are {', '.join(sorted(LIMITS))}")
     limits = dict(given)
-    if "topics" in limits:
-        if isinstance(limits["topics"], str) or not isinstance(limits["topics"], Iterable):
-            raise InvalidTarget(f"topics must be a list of patterns, not {shown(limits['topics'])}")
-        limits["topics"] = tuple(limits["topics"])
-    if "dead_on" in limits:
-        statuses = limits["dead_on"]
-        try:
-            limits["dead_on"] = frozenset(statuses)
-        except TypeError as exc:
-            raise InvalidTarget(f"dead_on may hold 400, 404 and 422, not {shown(statuses)}") from exc
+    for name, kind in (("topics", tuple), ("dead_on", frozenset)):
+        if not isinstance(limits.get(name, ""), str):
+            with suppress(TypeError):
+                limits[name] = kind(limits[name])
     return limits

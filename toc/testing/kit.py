@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, Self
 
-from typing_extensions import Unpack
+from typing_extensions import TypedDict, Unpack
 
 from toc.config import Settings
 from toc.model.catalog import TopicCatalog
@@ -18,19 +18,106 @@ from toc.model.errors import InvalidInput, UnknownTopic
 from toc.model.task import Task, TaskStatus
 from toc.model.topic import NEW_SLOTS, Topic
 from toc.sdk.async_client import AsyncTimeoutCenter
-from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter, stand_in
-from toc.sdk.indexing import Indexing
 from toc.sdk.parts import StandIn, open_queues
 from toc.store.memory import MemoryDatabase
 from toc.store.store import Store
 from toc.testing.clock import VirtualClock
-from toc.testing.expected import TOLERANCE, Expected, Like, describe, nearest_first
 from toc.testing.running import Running, new_type
 from toc.testing.transactions import Transactions
 
 URL = "sqlite:////toc.testing"
 """Names the database in memory, which nothing opens by it."""
+TOLERANCE = timedelta(milliseconds=5)
+"""How far a due time may be off in any case: deadlines are rounded up to a millisecond."""
+MAX_SHOWN = 5
+"""Most tasks that a failure shows."""
+
+
+class Like(TypedDict, total=False):
+    """How a test describes a task. What is not named may be anything. ``attribute``: items that it must
+    have."""
+
+    biz_id: int | str | None
+    due_in: Duration | None
+    due_at: datetime | None
+    attribute: Mapping[str, Any] | None
+    body: bytes | None
+
+
+class Expected:
+    """A task as a test describes it. ``tolerance``: how far its due time may be off."""
+
+    def __init__(self, topic: str, like: Like, tolerance: timedelta) -> None:
+        self.topic, self.tolerance = topic, tolerance
+        self.like: dict[str, Any] = {name: value for name, value in like.items() if value is not None}
+        if "due_in" in self.like:
+            self.like["due_in"] = timedelta(seconds=seconds_of(self.like["due_in"]))
+
+    def differences(self, task: Task, now: datetime) -> list[str]:
+        """How a task differs, each as a sentence; empty if it does not."""
+        like = self.like
+        found = [] if task.topic == self.topic else [f"its topic is {task.topic!r}"]
+        plain = [name for name in ("biz_id", "body") if name in like and getattr(task, name) != like[name]]
+        found += [f"its {name} is {getattr(task, name)!r}" for name in plain]
+        due = now + like["due_in"] if "due_in" in like else like.get("due_at")
+        if due is not None and abs(task.action_time - due) > self.tolerance:
+            found.append(f"it is due {_apart(task.action_time - due)}")
+        for key, value in like.get("attribute", {}).items():
+            if key not in task.attribute:
+                found.append(f"its attribute has no {key!r}")
+            elif task.attribute[key] != value:
+                found.append(f"its attribute has {key!r}: {task.attribute[key]!r}")
+        return found
+
+    def __str__(self) -> str:
+        named = ("biz_id", "attribute", "body")
+        parts = [repr(self.topic), *(f"{name}={self.like[name]!r}" for name in named if name in self.like)]
+        if "due_in" in self.like:
+            parts.append(f"due in {short(self.like['due_in'])}")
+        elif "due_at" in self.like:
+            parts.append(f"due at {self.like['due_at'].isoformat()}")
+        return ", ".join(parts)
+
+
+def nearest_first(expected: Expected, tasks: Iterable[Task], now: datetime) -> str:
+    """What there is instead, the least different first."""
+    found = sorted(
+        ((expected.differences(task, now), task) for task in tasks),
+        key=lambda one: (one[1].topic != expected.topic, len(one[0]), one[1].job_id),
+    )
+    if not found:
+        return "no task was submitted at all"
+    lines = [f"    {describe(task, now)}: {'; '.join(differs)}" for differs, task in found[:MAX_SHOWN]]
+    more = [f"    and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else []
+    return "\n".join(["submitted instead, the nearest first:", *lines, *more])
+
+
+def describe(task: Task, now: datetime) -> str:
+    """A task in one line."""
+    wait = task.action_time - now
+    due = f"due in {short(wait)}" if wait >= timedelta(0) else f"due {short(-wait)} ago"
+    return f"{task.topic} biz_id={task.biz_id!r} {task.status.name.lower()}, {due}, {task.attribute!r}"
+
+
+def short(duration: timedelta) -> str:
+    """A duration as people write it: ``7d``, ``1h 30m``, ``2.5s``. From a minute on in whole seconds."""
+    milliseconds = round(duration / timedelta(milliseconds=1))
+    if milliseconds >= 60_000:
+        milliseconds = round(milliseconds, -3)
+    parts = []
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
+        whole, milliseconds = divmod(milliseconds, size)
+        if whole:
+            parts.append(f"{whole}{unit}")
+    if not parts or milliseconds >= 1000:
+        parts.append(f"{milliseconds / 1000:g}s")
+    return " ".join(parts)
+
+
+def _apart(difference: timedelta) -> str:
+    later = difference > timedelta(0)
+    return f"{short(difference if later else -difference)} {'later' if later else 'earlier'}"
 
 
 class Toc:
@@ -51,8 +138,7 @@ class Toc:
         """A center of the test's own, such as to submit and cancel by hand."""
         settings = _settings(*sorted(item for item in os.environ.items() if item[0].startswith("TOC_")))
         catalog = _Catalog(running.topics, self._clock)
-        changes = Changes(lambda: self._store, Indexing(self.center), lambda: self._clock)
-        self._transactions = Transactions(self._store, changes)
+        self._transactions = Transactions(self.center)
         queues = open_queues(settings)
         stand_in(StandIn(settings, self._clock, self._store, queues, catalog, self._transactions.of))
 

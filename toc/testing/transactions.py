@@ -17,8 +17,8 @@ from sqlalchemy import Connection, Engine, event
 from toc.model.errors import NotCommitted, TocError
 from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, RescheduleOutcome, Submission, TaskRow, check_expiry
-from toc.sdk.changes import Change, Changes
-from toc.store.store import Store
+from toc.sdk.changes import Change, InTransaction
+from toc.sdk.client import TimeoutCenter
 from toc.store.tasks.callers_transaction import connection_of
 from toc.store.tasks.plan import PENDING, same_task
 
@@ -28,10 +28,11 @@ T = TypeVar("T")
 class _Step:
     """Something to do at the commit. ``scopes`` are the transaction and savepoints that were open."""
 
-    def __init__(self, do: Callable[[], Any], scopes: list[Any], row: Submission | None = None) -> None:
+    def __init__(self, do: Callable[[], Any], scopes: list[Any], row: TaskRow | None = None) -> None:
         self.do = do
         self.scopes = scopes
         self.row = row
+        """That of a task that is submitted."""
         self.is_open = True
         self.found: list[Any] = []
 
@@ -42,18 +43,14 @@ class _Step:
         return self.found[0]
 
 
-class Journal:
-    """What was done in the transactions of one session or connection, until they end."""
+class Journal(InTransaction):
+    """What is submitted and changed in the transactions of one session or connection, until they end."""
 
-    def __init__(self) -> None:
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._store, self._changes = center.store, center._changes
         self.steps: list[_Step] = []
         self.scopes: list[Any] = [self]
         """The transaction and its savepoints that are open."""
-
-    def add(self, do: Callable[[], Any], row: Submission | None = None) -> _Step:
-        """Keep something to do."""
-        self.steps.append(_Step(do, self.open_scopes(), row))
-        return self.steps[-1]
 
     def open_scopes(self) -> list[Any]:
         """The transaction and the savepoints in which the next step is taken."""
@@ -68,20 +65,79 @@ class Journal:
 
     def drop(self, scope: Any) -> None:
         """A transaction or savepoint was rolled back."""
-        self.forget([step for step in self.steps if scope in step.scopes])
+        self._forget([step for step in self.steps if scope in step.scopes])
 
-    def forget(self, steps: Sequence[_Step]) -> None:
-        """These are not done."""
+    def _forget(self, steps: Sequence[_Step]) -> None:
         for step in steps:
             self.steps.remove(step)
             step.is_open = False
+
+    def _add(self, do: Callable[[], Any], row: TaskRow | None = None) -> _Step:
+        self.steps.append(_Step(do, self.open_scopes(), row))
+        return self.steps[-1]
+
+    def _change(self, do: Callable[[], T]) -> Change[T]:
+        step = self._add(do)
+        return Change(lambda: step.is_open, step.outcome)
+
+    def _own(self) -> list[TaskRow]:
+        """The tasks that were submitted in the transaction."""
+        return [step.row for step in self.steps if step.row is not None]
+
+    # --- submits and changes, done at the commit
+
+    def submit(self, many: Sequence[Submission]) -> list[int]:
+        """Store tasks; return their job_ids in order."""
+        job_ids, steps = [], []
+        try:
+            for one in many:
+                kept = self._named(one) if one.row.dedup_key is not None else None
+                if kept is None:
+                    steps.append(self._add(partial(self._store.put, one), one.row))
+                job_ids.append(one.row.job_id if kept is None else kept)
+        except TocError:
+            self._forget(steps)
+            raise
+        return job_ids
+
+    def _named(self, one: Submission) -> int | None:
+        """The task that has this dedup_key, stored or submitted in the same transaction. Raises
+        DedupConflict."""
+        key = (one.row.biz_id, one.row.biz_type, one.row.dedup_key)
+        for row in self._own():
+            if key == (row.biz_id, row.biz_type, row.dedup_key):
+                return same_task(one.row, row)
+        kept = self._store.kept(one)
+        return None if kept is None else kept.job_id
+
+    def ids(self, biz: BizId, biz_type: int) -> list[int]:
+        """The tasks of a biz_id, with those of the transaction."""
+        wanted = (biz.number, biz.key, biz_type)
+        mine = {row.job_id for row in self._own() if (row.biz_id, row.biz_key, row.biz_type) == wanted}
+        return sorted({*self._store.ids_of(biz, biz_type), *mine})
+
+    def cancel(self, job_ids: Sequence[int], answer: Callable[[dict[int, CancelOutcome]], T]) -> Change[T]:
+        """Cancel tasks."""
+        return self._change(lambda: answer(self._changes.cancel(job_ids)))
+
+    def reschedule(self, job_id: int, due: int, expiry: int) -> Change[RescheduleOutcome]:
+        """Give a task another deadline. Raises InvalidExpiry."""
+        row = self._store.get(job_id) or next((row for row in self._own() if row.job_id == job_id), None)
+        if row is not None and row.status == PENDING:
+            check_expiry(expiry or row.expires_at, due)
+
+        def do() -> RescheduleOutcome:
+            changed, row = self._store.reschedule(job_id, due, expires_at=expiry)
+            return self._changes.judge_reschedule(row, due, changed=changed)
+
+        return self._change(do)
 
 
 class OfSession(Journal):
     """That of a Session."""
 
-    def __init__(self, session: Any) -> None:
-        super().__init__()
+    def __init__(self, center: TimeoutCenter, session: Any) -> None:
+        super().__init__(center)
         self._session = session
         self._committed: list[Any] = []
         """Transactions that have committed and are about to end."""
@@ -112,8 +168,8 @@ def _innermost(session: Any) -> Any:
 class Transactions:
     """The applications' transactions of one test. ``close`` it."""
 
-    def __init__(self, store: Store, changes: Changes) -> None:
-        self._store, self._changes = store, changes
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._center = center
         self._journals: WeakKeyDictionary[Any, Journal] = WeakKeyDictionary()
         self._hooks: dict[str, Callable[..., object]] = {
             "savepoint": lambda connection, _name: self._of(connection).scopes.append(object()),
@@ -131,84 +187,23 @@ class Transactions:
             event.remove(Engine, name, hook)
         self._journals.clear()
 
-    def of(self, session: Any, connection: Any) -> InTest:
+    def of(self, session: Any, connection: Any) -> Journal:
         """What works in the transaction of a session or connection. Raises what production raises."""
         found = connection_of(session, connection)
         if session is None:
             if not found.in_transaction():
                 found.begin()  # as the first statement of production would
-            return InTest(self._store, self._changes, self._of(found))
+            return self._of(found)
         session = session() if hasattr(session, "registry") else session  # a scoped_session
         session = getattr(session, "sync_session", session)
-        if (journal := self._journals.get(session)) is None:
-            journal = self._journals[session] = OfSession(session)
-        return InTest(self._store, self._changes, journal)
+        if session not in self._journals:
+            self._journals[session] = OfSession(self._center, session)
+        return self._journals[session]
 
     def _of(self, connection: Connection) -> Journal:
-        return self._journals.setdefault(connection, Journal())
+        return self._journals.setdefault(connection, Journal(self._center))
 
     def _ended(self, connection: Connection) -> object:
         """Return the innermost savepoint, which is open no more. None if there is none."""
         scopes = self._of(connection).scopes
         return scopes.pop() if len(scopes) > 1 else None
-
-
-class InTest:
-    """Submits and changes in one transaction. Does as ``sdk.changes.InTransaction``."""
-
-    def __init__(self, store: Store, changes: Changes, journal: Journal) -> None:
-        self._store, self._changes, self._journal = store, changes, journal
-
-    def submit(self, many: Sequence[Submission]) -> list[int]:
-        """Store tasks at the commit; return their job_ids in order."""
-        job_ids, steps = [], []
-        try:
-            for one in many:
-                kept = self._named(one) if one.row.dedup_key is not None else None
-                if kept is None:
-                    steps.append(self._journal.add(partial(self._store.put, one), one))
-                job_ids.append(one.row.job_id if kept is None else kept)
-        except TocError:
-            self._journal.forget(steps)
-            raise
-        return job_ids
-
-    def _named(self, one: Submission) -> int | None:
-        """The task that has this dedup_key, stored or submitted in the same transaction. Raises
-        DedupConflict."""
-        key = (one.row.biz_id, one.row.biz_type, one.row.dedup_key)
-        for row in self._own():
-            if key == (row.biz_id, row.biz_type, row.dedup_key):
-                return same_task(one.row, row)
-        kept = self._store.kept(one)
-        return None if kept is None else kept.job_id
-
-    def _own(self) -> list[TaskRow]:
-        """The tasks that were submitted in the transaction."""
-        return [step.row.row for step in self._journal.steps if step.row is not None]
-
-    def ids(self, biz: BizId, biz_type: int) -> list[int]:
-        """The tasks of a biz_id, with those of the transaction."""
-        wanted = (biz.number, biz.key, biz_type)
-        mine = {row.job_id for row in self._own() if (row.biz_id, row.biz_key, row.biz_type) == wanted}
-        return sorted({*self._store.ids_of(biz, biz_type), *mine})
-
-    def cancel(self, job_ids: Sequence[int], answer: Callable[[dict[int, CancelOutcome]], T]) -> Change[T]:
-        """Cancel tasks at the commit."""
-        return self._change(lambda: answer(self._changes.cancel(job_ids)))
-
-    def reschedule(self, job_id: int, due: int, expiry: int) -> Change[RescheduleOutcome]:
-        """Give a task another deadline at the commit. Raises InvalidExpiry."""
-        row = self._store.get(job_id) or next((row for row in self._own() if row.job_id == job_id), None)
-        if row is not None and row.status == PENDING:
-            check_expiry(expiry or row.expires_at, due)
-
-        def do() -> RescheduleOutcome:
-            changed, row = self._store.reschedule(job_id, due, expires_at=expiry)
-            return self._changes.judge_reschedule(row, due, changed=changed)
-
-        return self._change(do)
-
-    def _change(self, do: Callable[[], T]) -> Change[T]:
-        step = self._journal.add(do)
-        return Change(lambda: step.is_open, step.outcome)

@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisCluster, RedisServer, ZooKeeper
 from benchmarks.private import free_port
-from toc.dev.local.redis import MissingServer, bundled_valkey
+from toc.dev.local import MissingServer, bundled_valkey
 
 _FAKETIME = Path("/usr/lib")
 

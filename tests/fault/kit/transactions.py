@@ -222,7 +222,7 @@ class _Steps:
 class Lines:
     """The lines of toc that run, by all threads. ``at`` is called with each."""
 
-    ROOMS = ("sdk/client", "sdk/changes", "sdk/indexing", "tasks/callers_transaction")
+    ROOMS = ("sdk/client", "sdk/changes", "tasks/callers_transaction")
 
     def __init__(self, at: Callable[[str], object]) -> None:
         self._at = at

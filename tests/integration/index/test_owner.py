@@ -14,6 +14,7 @@ from toc.index import preflight
 from toc.index.messages import Peek
 from toc.index.preflight import examine
 from toc.index.queues import OWNER_LAPSE_SECONDS, Queues
+from toc.index.url import Topology
 from toc.model.errors import IndexUnavailable
 from toc.model.finding import Level
 from toc.model.topic import Slot
@@ -190,5 +191,6 @@ def test_a_cluster_that_stops_with_one_node_is_warned_of(launch: Launch) -> None
     ],
 )
 def test_servers_older_than_7_are_refused(facts: dict[str, str], fit: bool) -> None:
-    found = list(preflight._server({"role": "master", "maxmemory_policy": "noeviction", **facts}))
+    fine = {"role": "master", "maxmemory_policy": "noeviction", "aof_enabled": "1"}
+    found = list(preflight.unfit(fine | facts, None, None, None, Topology.SINGLE))
     assert [level for level, _, _ in found] == ([] if fit else [Level.REFUSE])

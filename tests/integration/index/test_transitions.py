@@ -9,6 +9,7 @@ from integration.index.conftest import Seed, answered
 from structlog.typing import EventDict
 
 from benchmarks.local import RedisServer
+from toc.index import queues as transitions
 from toc.index.messages import ExpiredRequest, Peek, Prepared, PrepareRequest
 from toc.index.queues import Queues
 from toc.model.errors import IndexUnavailable
@@ -61,6 +62,19 @@ def test_an_empty_batch_is_no_call(queues: Queues, state: STATE) -> None:
     assert queues.commit({SLOT: []}) == {SLOT: []}
     assert queues.prepare([]) == {}
     assert state() == {}
+
+
+@pytest.mark.parametrize("name", ["add", "commit", "rollback"])
+def test_a_script_refuses_more_ids_than_its_bound_and_does_nothing(
+    queues: Queues, seed: Seed, state: STATE, name: str
+) -> None:
+    seed(SLOT, prepare={1: held(5, 3, 7)})
+    before, words = state(), {"add": 2, "commit": 2, "rollback": 3}[name]
+    call = getattr(transitions, f"_{name.upper()}").of(queues.keys(SLOT), *[1] * 501 * words)
+    queues.run([call])
+    assert isinstance(call.result, IndexUnavailable)
+    assert "more than 500 in one call" in str(call.result)
+    assert state() == before
 
 
 def test_thousands_of_ids_go_through_in_chunks(queues: Queues, state: STATE) -> None:

@@ -20,8 +20,8 @@ from integration.index.conftest import answered
 
 from benchmarks.local import RedisCluster, RedisServer
 from toc.index.calls import IndexBroken, ReplyLost
-from toc.index.connections import FRESH_SECONDS, RedisNode
 from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
+from toc.index.nodes import FRESH_SECONDS, RedisNode
 from toc.index.queues import Queues
 from toc.index.takes import Takes
 from toc.index.wire import Wire

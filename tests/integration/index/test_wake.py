@@ -13,8 +13,8 @@ from harness.patience import until
 
 from benchmarks.local import RedisCluster, RedisServer
 from toc.index import wake
-from toc.index.connections import RedisNode
 from toc.index.messages import PrepareRequest
+from toc.index.nodes import RedisNode
 from toc.index.queues import Queues
 from toc.index.wake import WakeListener
 from toc.index.wire import Wire

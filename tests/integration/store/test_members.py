@@ -7,7 +7,7 @@ from harness.clocks import StandingClock
 from harness.rows import known
 from integration.store.conftest import Place
 
-from toc.dev.local.process import until
+from toc.dev.local import until
 from toc.maintenance.retention import Retention
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock

@@ -18,7 +18,7 @@ from harness.system import System
 
 from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, Topic
-from toc.index.no_index import NoIndex
+from toc.index.queues import NoIndex
 from toc.model.errors import ConfigError
 from toc.model.topic import Backoff, Delivery
 from toc.operate import admin, doctor

@@ -96,8 +96,9 @@ async def due(system: System, job_ids: Sequence[int]) -> None:
 
 async def told(gateway: Pulls, times: int) -> None:
     """Wait until the mover was told something so often."""
+    mover = gateway._taker.mover._thread
     async with asyncio.timeout(PATIENCE):
-        while gateway._taker.mover._thread._put < times:
+        while len(mover._items) + (mover.busy_seconds(time.monotonic()) > 0) < times:
             await asyncio.sleep(0.01)
 
 

@@ -10,14 +10,7 @@
 -- RETURNS   how many ids were added or became earlier
 -- BOUNDS    500 ids; refused when memory is full (no allow-oom on purpose)
 -- WAKES     when the first score of the StoreQueue became earlier
-if #ARGV > 1001 then
-  return redis.error_reply('ERR toc: more than 500 ids in one call')
-end
-local ids = {}
-for i = 2, #ARGV, 2 do
-  ids[#ids + 1] = ARGV[i]
-end
-if #ids == 0 then
+if #ARGV == 1 then
   return 0
 end
 local function kept(standing, score)
@@ -28,23 +21,13 @@ local function kept(standing, score)
   end
   return score
 end
-local prepared = redis.call('ZMSCORE', KEYS[2], unpack(ids))
-local standing = redis.call('ZMSCORE', KEYS[1], unpack(ids))
-local added = {}
-for n = 1, #ids do
-  if not prepared[n] then -- [rule: prepared-stays]
-    local score = ARGV[2 * n + 1]
-    added[#added + 1] = standing[n] and kept(standing[n], score) or score
-    added[#added + 1] = ids[n]
-  end
-end
-if #added == 0 then
+local ids, places = unprepared(KEYS[2], 2, 2)
+if #ids == 0 then
   return 0
 end
-local before = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-local changed = redis.call('ZADD', KEYS[1], 'LT', 'CH', unpack(added)) -- [rule: never-later]
-local first = tonumber(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2])
-if not before or first < tonumber(before) then
-  redis.pcall('PUBLISH', ARGV[1], string.format('%.17g', first))
+local added = scored(ids, places, 1)
+local standing = redis.call('ZMSCORE', KEYS[1], unpack(ids))
+for n = 1, #ids do
+  added[2 * n - 1] = standing[n] and kept(standing[n], added[2 * n - 1]) or added[2 * n - 1]
 end
-return changed
+return put(KEYS[1], ARGV[1], 'LT', 'CH', unpack(added)) -- [rule: never-later]

@@ -6,8 +6,7 @@
 -- ARGV  1   id
 -- RETURNS   {1 if a StoreQueue entry was removed, 1 if there is a PrepareQueue entry, now in ms}
 -- BOUNDS    1 id
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now_ms = clock()
 local prepared = redis.call('ZSCORE', KEYS[2], ARGV[1])
 local removed = redis.call('ZREM', KEYS[1], ARGV[1])
 return {removed, prepared and 1 or 0, now_ms}

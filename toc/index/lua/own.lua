@@ -14,20 +14,20 @@
 -- RETURNS   {identity of the owner or '', its name, seconds since it asked,
 --           {worker_id, seconds since it called, ... of the members}}
 -- BOUNDS    1 key
-local now = tonumber(redis.call('TIME')[1])
+local seconds = clock()
 local fields = redis.call('HGETALL', KEYS[1])
 local found = {}
 for i = 1, #fields, 2 do
   found[fields[i]] = fields[i + 1]
 end
-local stamp = string.format('%d', now)
-if (tonumber(found.at) or 0) > now then
+local stamp = string.format('%d', seconds)
+if (tonumber(found.at) or 0) > seconds then
   redis.call('HSET', KEYS[1], 'at', stamp)
   found.at = stamp
 end
 local function since(field)
   local at = tonumber(found[field])
-  return at and at <= now and now - at or 0
+  return at and at <= seconds and seconds - at or 0
 end
 local held = found.identity and found.identity ~= ARGV[1] and since('at') <= tonumber(ARGV[3])
 if ARGV[1] == '' then

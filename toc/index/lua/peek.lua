@@ -6,11 +6,8 @@
 -- RETURNS   {now in ms, then per slot: first score of the StoreQueue or nil, entries in store, prepare, dead, and
 --           those in store that are due}
 -- BOUNDS    500 slots
-if #KEYS > 1500 then
-  return redis.error_reply('ERR toc: more than 500 slots in one call')
-end
-local time = redis.call('TIME')
-local now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+bounded(#KEYS, 3)
+local _, now_ms = clock()
 local upto = '(' .. string.format('%.17g', now_ms + 1)
 local reply = {now_ms}
 for i = 1, #KEYS, 3 do

@@ -21,8 +21,7 @@
 -- BOUNDS    1 key with a line for each process
 local limit, held, wanted, life = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local rate, burst, asked = tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local _, now = clock()
 local lines, taken, wishes, holders, tokens, at = {}, 0, 0, 1, burst, now
 local had, hungry = 0, false
 for line in string.gmatch(redis.call('GET', KEYS[1]) or '', '[^\n]+') do

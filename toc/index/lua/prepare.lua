@@ -12,14 +12,10 @@
 --       4   latest    take nothing that came due later (ms)
 -- RETURNS   {{id, prepare score, id, prepare score, ...}, first score left in the StoreQueue or nil,
 --            how many due entries are left, now in ms}
--- BOUNDS    limit is at most 500
-local limit, retries, claim, latest = tonumber(ARGV[1]), tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
-if limit > 500 then
-  return redis.error_reply('ERR toc: more than 500 ids in one call')
-end
-local time = redis.call('TIME')
-local seconds = tonumber(time[1])
-local now_ms = seconds * 1000 + math.floor(tonumber(time[2]) / 1000)
+-- BOUNDS    limit counts as 500 at most
+local limit, retries = math.min(tonumber(ARGV[1]), 500), tonumber(ARGV[2])
+local claim, latest = tonumber(ARGV[3]), tonumber(ARGV[4])
+local seconds, now_ms = clock()
 local before = '(' .. string.format('%.17g', now_ms + 1)
 local upto = '(' .. string.format('%.17g', math.min(now_ms, latest) + 1)
 local due = redis.call('ZRANGE', KEYS[1], '-inf', upto, 'BYSCORE', 'LIMIT', 0, limit, 'WITHSCORES')

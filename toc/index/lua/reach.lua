@@ -7,9 +7,7 @@
 -- ARGV  none
 -- RETURNS   per slot run_id or nil; or {key, ...}, its keys of another type
 -- BOUNDS    500 slots
-if #KEYS > 2500 then
-  return redis.error_reply('ERR toc: more than 500 slots in one call')
-end
+bounded(#KEYS, 5)
 local slots = {}
 for i = 1, #KEYS, 5 do
   local replies = {

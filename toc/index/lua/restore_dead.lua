@@ -8,25 +8,10 @@
 -- ARGV  1+  id, died_ms
 -- RETURNS   how many ids were missing in the DeadQueue
 -- BOUNDS    500 ids; refused when memory is full (it adds; the sweep comes again)
-if #ARGV > 1000 then
-  return redis.error_reply('ERR toc: more than 500 ids in one call')
-end
-local ids = {}
-for i = 1, #ARGV, 2 do
-  ids[#ids + 1] = ARGV[i]
-end
-local prepared = redis.call('ZMSCORE', KEYS[3], unpack(ids))
-local added, removed = {}, {}
-for n = 1, #ids do
-  if not prepared[n] then -- [rule: prepared-stays]
-    added[#added + 1] = ARGV[2 * n]
-    added[#added + 1] = ids[n]
-    removed[#removed + 1] = ids[n]
-  end
-end
-if #removed == 0 then
+local ids, places = unprepared(KEYS[3], 1, 2)
+if #ids == 0 then
   return 0
 end
-local missing = redis.call('ZADD', KEYS[1], 'NX', unpack(added))
-redis.call('ZREM', KEYS[2], unpack(removed))
+local missing = redis.call('ZADD', KEYS[1], 'NX', unpack(scored(ids, places, 1)))
+redis.call('ZREM', KEYS[2], unpack(ids))
 return missing

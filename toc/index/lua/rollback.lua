@@ -10,32 +10,9 @@
 -- RETURNS   per id 1, or 0 if the fence no longer matches
 -- BOUNDS    500 ids
 -- WAKES     when the first score of the StoreQueue became earlier
-if #ARGV > 1501 then
-  return redis.error_reply('ERR toc: more than 500 ids in one call')
+local flags, ids, places = fenced(KEYS[2], 2, 3)
+if #ids > 0 then
+  put(KEYS[1], ARGV[1], 'LT', unpack(scored(ids, places, 2))) -- [rule: never-later]
+  redis.call('ZREM', KEYS[2], unpack(ids))
 end
-local ids = {}
-for i = 2, #ARGV, 3 do
-  ids[#ids + 1] = ARGV[i]
-end
-local scores = redis.call('ZMSCORE', KEYS[2], unpack(ids))
-local matched, added, removed = {}, {}, {}
-for n = 1, #ids do
-  matched[n] = 0
-  local score, fence = scores[n] and tonumber(scores[n]), tonumber(ARGV[3 * n])
-  if score and (score % 1000 == fence or score == fence) then -- [rule: queue-fence]
-    matched[n] = 1
-    added[#added + 1] = ARGV[3 * n + 1]
-    added[#added + 1] = ids[n]
-    removed[#removed + 1] = ids[n]
-  end
-end
-if #removed > 0 then
-  local before = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-  redis.call('ZADD', KEYS[1], 'LT', unpack(added)) -- [rule: never-later]
-  redis.call('ZREM', KEYS[2], unpack(removed))
-  local first = tonumber(redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2])
-  if not before or first < tonumber(before) then
-    redis.pcall('PUBLISH', ARGV[1], string.format('%.17g', first))
-  end
-end
-return matched
+return flags

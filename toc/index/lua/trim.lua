@@ -6,12 +6,9 @@
 -- ARGV  1   after     ms; what is due later goes, farthest first
 --       2   limit     remove at most this many
 -- RETURNS   how many were removed
--- BOUNDS    limit is at most 500
-local limit = tonumber(ARGV[2])
-if limit > 500 then
-  return redis.error_reply('ERR toc: more than 500 ids in one call')
-end
-local after = math.max(tonumber(ARGV[1]), (tonumber(redis.call('TIME')[1]) + 30) * 1000)
+-- BOUNDS    limit counts as 500 at most
+local seconds, limit = clock(), math.min(tonumber(ARGV[2]), 500)
+local after = math.max(tonumber(ARGV[1]), (seconds + 30) * 1000)
 local ids = redis.call(
   'ZRANGE', KEYS[1], '+inf', '(' .. string.format('%.17g', after), 'BYSCORE', 'REV', 'LIMIT', 0, limit)
 if #ids > 0 then

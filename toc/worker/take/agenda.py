@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 
-from toc.index.connections import RedisNode
 from toc.index.messages import Prepared, PrepareRequest
+from toc.index.nodes import RedisNode
 from toc.index.takes import Takes
 from toc.model.topic import Slot
 from toc.worker.run.dispatch import Dispatcher

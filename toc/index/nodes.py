@@ -1,10 +1,14 @@
-"""Connections to one Redis server.
+"""The servers of the index: the connections to each, and which of them serves what.
 
 A server that cannot be reached must not delay callers that also need others. So all callers get an error at
 once for a node that cannot be reached or has not answered for the read timeout. While callers ask for it, a
 background thread tries to reach it again.
 
-Thread-safe: one thread at a time uses a connection.
+A single server, a master behind sentinels and a cluster have the same interface: a map of the 16384 hash
+slots to RedisNodes. They differ only in how the map is found. It is read on first use, and again when a
+server says that it is wrong or cannot be reached.
+
+Thread-safe: one thread at a time uses a connection. After a fork, the child opens its own.
 """
 
 from __future__ import annotations
@@ -16,13 +20,15 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
-from toc.index.refusals import Disconnected, Refusal, TimedOut, meaning_of
-from toc.index.url import Address
-from toc.index.wire import NONSENSE, Command, Wire
+from toc.index.keys import HASH_SLOTS
+from toc.index.url import Address, Location, Topology
+from toc.index.wire import NONSENSE, Command, Disconnected, Refusal, TimedOut, Wire, meaning_of
 from toc.model.errors import IndexUnavailable
-from toc.sockets import none_left
+from toc.model.fork import call_in_children
+from toc.sockets import KEEPALIVE_SECONDS, none_left
 
 _REST_S = 0.1
 _MAX_REST_S = 0.5
@@ -41,6 +47,11 @@ _CLIENTS_FULL = "max number of clients reached"
 FRESH_SECONDS = 0.05
 """A connection that was used within these seconds is reused without a check, unless another one to its server
 has just broken. A check releases the interpreter, which other threads may then keep for a while."""
+_MIN_MAP_AGE_S = 0.05
+"""A map that was read less than this ago (seconds) is not read again."""
+
+CLUSTER_READ_SECONDS = 0.25
+"""Longest wait (seconds) for a reply of one of several nodes: calls to the others wait meanwhile."""
 
 
 class ClientsFull(IndexUnavailable):
@@ -48,7 +59,7 @@ class ClientsFull(IndexUnavailable):
 
 
 class RedisNode:
-    """One server, with its idle connections. ``connect`` opens one, with this read timeout.
+    """One server, with its idle connections. ``connect`` opens one; ``read_timeout`` is that of each.
 
     ``on_away`` runs on a background thread before each attempt to reach the server again.
     """
@@ -56,7 +67,7 @@ class RedisNode:
     def __init__(
         self,
         address: Address,
-        connect: Callable[[float], Wire],
+        connect: Callable[[], Wire],
         read_timeout: float,
         on_away: Callable[[], object] = lambda: None,
     ) -> None:
@@ -77,9 +88,6 @@ class RedisNode:
         """Ends the reconnect thread."""
 
     def __repr__(self) -> str:
-        return f"Node({self.address})"
-
-    def __str__(self) -> str:
         return str(self.address)
 
     def take(self) -> Wire:
@@ -88,15 +96,16 @@ class RedisNode:
         if (wire := self._idle_wire(ping=True)) is not None:
             return wire
         try:
-            return self.open()
-        except ClientsFull as exc:
+            return self._opened()
+        except IndexUnavailable as exc:
             # The connections that this process has must do: the node is not out of reach.
-            until = time.monotonic() + PING_SECONDS
+            until = time.monotonic() + (PING_SECONDS if isinstance(exc, ClientsFull) else 0.0)
             while time.monotonic() < until:
                 with suppress(IndexError):
                     return self._idle.pop()
                 time.sleep(TURN_SECONDS)
-            self.failed(str(exc))
+            if not none_left():  # without a free descriptor, open connections still work
+                self.failed(str(exc))
             raise
 
     def take_idle(self) -> Wire | None:
@@ -125,17 +134,6 @@ class RedisNode:
                 self._close_idle()  # the others were idle for even longer
         return None
 
-    def open(self) -> Wire:
-        """Open a new connection. Raises IndexUnavailable."""
-        self._refuse()
-        try:
-            return self._opened()
-        except IndexUnavailable as exc:
-            # Without a free descriptor or place, open connections still work.
-            if not isinstance(exc, ClientsFull) and not none_left():
-                self.failed(str(exc))
-            raise
-
     def _refuse(self) -> None:
         if failure := self.failure:
             self._wanted = time.monotonic()
@@ -143,18 +141,18 @@ class RedisNode:
 
     def _opened(self) -> Wire:
         try:
-            return self._connect(self.read_timeout)
+            return self._connect()
         except Refusal as exc:
             if _CLIENTS_FULL in str(exc):
                 raise ClientsFull(
                     f'Redis at {self.address} said "{_CLIENTS_FULL}": raise its maxclients, or see in CLIENT '
                     f"LIST who has that many connections"
                 ) from exc
-            code, _, advice = meaning_of(exc)
+            _, advice = meaning_of(exc)
             advice = advice or "check the user, its permissions and the database number"
             # The server's text may hold the password, so it is not passed on.
             raise IndexUnavailable(
-                f"Redis at {self.address} refused the connection ({code}): {advice}"
+                f"Redis at {self.address} refused the connection ({exc.code}): {advice}"
             ) from None
         except (Disconnected, OSError, *NONSENSE) as exc:
             raise IndexUnavailable(f"Redis at {self.address} {_no_connection(exc)}") from exc
@@ -268,3 +266,165 @@ def _no_connection(exc: BaseException) -> str:
         )
     kind = cause.reason if cause is not None and cause.reason else type(exc).__name__
     return f"cannot be reached ({kind}); check that it runs and the network to it"
+
+
+class RedisNodes:
+    """The servers behind one URL."""
+
+    def __init__(
+        self,
+        location: Location,
+        *,
+        connect_timeout: float,
+        read_timeout: float,
+        keepalive: float = KEEPALIVE_SECONDS,
+    ) -> None:
+        self.location = location
+        self._connect_timeout = connect_timeout
+        self._read_timeout = min(read_timeout, CLUSTER_READ_SECONDS) if self.clustered else read_timeout
+        self._keepalive = keepalive
+        self.refusal: str | None = None
+        """Why no call may be sent to any server, or None."""
+        self._start_anew()
+        call_in_children(self._start_anew)
+
+    def __repr__(self) -> str:
+        return f"Nodes({', '.join(map(str, self.location.addresses))})"
+
+    def _start_anew(self) -> None:
+        self._lock = threading.RLock()
+        self._nodes: dict[Address, RedisNode] = {}
+        self._map: list[RedisNode] | None = None
+        self._mapped_at = 0.0
+
+    def master(self, hash_slot: int) -> RedisNode:
+        """Return the node that serves ``hash_slot``.
+
+        Raises IndexUnavailable if the map cannot be read or calls are refused (``refusal``).
+        """
+        if self.refusal is not None:
+            raise IndexUnavailable(self.refusal)
+        served = self._map
+        if served is None:
+            served = self.rediscover()
+        return served[hash_slot]
+
+    def known(self, hash_slot: int) -> RedisNode | None:
+        """Return the node that serves ``hash_slot``; None if that is not known or calls are refused."""
+        served = self._map
+        return None if served is None or self.refusal is not None else served[hash_slot]
+
+    @property
+    def clustered(self) -> bool:
+        """Whether the keys of one call must share a hash slot."""
+        return self.location.kind is Topology.CLUSTER
+
+    def masters(self) -> list[RedisNode]:
+        """Return every node that serves a hash slot. Raises IndexUnavailable."""
+        self.master(0)
+        return list(dict.fromkeys(self._map or ()))
+
+    def at(self, address: Address, *, sentinel: bool = False) -> RedisNode:
+        """Return the node at an address."""
+        node = self._nodes.get(address)
+        if node is None:
+            opened = partial(self.location.open, address, self._connect_timeout, self._keepalive)
+            connect = partial(Wire, opened, self.location.login(sentinel=sentinel), self._read_timeout)
+            node = self._nodes.setdefault(
+                address, RedisNode(address, connect, self._read_timeout, self.try_rediscover)
+            )
+        return node
+
+    def redirected(self, error: Refusal, asked: RedisNode) -> RedisNode:
+        """Return the node that a MOVED or ASK of ``asked`` points to: ``MOVED 3999 10.0.0.7:6381``.
+
+        Raises Disconnected for a damaged one.
+        """
+        try:
+            host, _, port = str(error).split(" ")[2].rpartition(":")
+            return self.at(Address(host or asked.address.host, int(port)))
+        except (ValueError, IndexError) as exc:
+            raise Disconnected("a redirection that cannot be parsed") from exc
+
+    def moved(self, hash_slot: int, node: RedisNode) -> None:
+        """Correct one entry of the map."""
+        if self._map is not None:
+            self._map[hash_slot] = node
+
+    def try_rediscover(self) -> None:
+        """Read the map again after a node became unreachable: another one may have taken its place.
+
+        If this fails, the old map stays, and calls to its servers show the error.
+        """
+        with suppress(IndexUnavailable):
+            self.rediscover()
+
+    def rediscover(self) -> list[RedisNode]:
+        """Read the map again, unless another thread just did. Raises IndexUnavailable."""
+        with self._lock:
+            if self._map is not None and time.monotonic() - self._mapped_at < _MIN_MAP_AGE_S:
+                return self._map
+            served = self._discover()
+            self._map = served
+            self._mapped_at = time.monotonic()
+            wanted = {node.address for node in served} | set(self.location.addresses)
+            for address in list(self._nodes):
+                if address not in wanted:
+                    self._nodes.pop(address).close()
+            return served
+
+    def _discover(self) -> list[RedisNode]:
+        kind = self.location.kind
+        if kind is Topology.SINGLE:
+            return [self.at(self.location.addresses[0])] * HASH_SLOTS
+        addresses = list(self.location.addresses)
+        random.shuffle(addresses)
+        if kind is Topology.CLUSTER:
+            addresses = [*{node.address: None for node in self._map or ()}, *addresses]
+            question: Command = ("CLUSTER", "SLOTS")
+            read: Callable[[Any, RedisNode], list[RedisNode]] = self._of_cluster
+        else:
+            question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.location.service or "")
+            read = self._of_sentinel
+        trouble = None
+        nodes = [self.at(address, sentinel=kind is Topology.SENTINEL) for address in dict.fromkeys(addresses)]
+        for node in nodes:
+            if node.failure:  # take() would mark it as wanted, and two failed nodes would be tried forever
+                trouble = IndexUnavailable(node.failure)
+                continue
+            try:
+                (reply,) = node.ask(question)
+                if isinstance(reply, Refusal):
+                    raise reply
+                return read(reply, node)
+            except IndexUnavailable as exc:
+                trouble = exc
+            except (Refusal, *NONSENSE) as exc:
+                trouble = IndexUnavailable(
+                    f"Redis at {node.address} does not report which node serves what ({type(exc).__name__}); "
+                    f"check that it is part of a {kind.value} and the user's permissions"
+                )
+                trouble.__cause__ = exc
+        raise trouble or IndexUnavailable("TOC_REDIS_URL names no server")
+
+    def _of_cluster(self, reply: Any, asked: RedisNode) -> list[RedisNode]:
+        served: list[RedisNode | None] = [None] * HASH_SLOTS
+        for first, last, (host, port, *_), *_replicas in reply:
+            name = host.decode() if host else ""
+            node = self.at(Address(asked.address.host if name in ("", "?") else name, port))
+            served[first : last + 1] = [node] * (last + 1 - first)
+        # Calls for a hash slot without a node go to the node that was asked, which answers CLUSTERDOWN.
+        return [node or asked for node in served]
+
+    def _of_sentinel(self, reply: Any, _asked: RedisNode) -> list[RedisNode]:
+        if reply is None:
+            service = self.location.service
+            raise IndexUnavailable(f"the sentinels do not know the service {service!r}; check TOC_REDIS_URL")
+        host, port = reply
+        return [self.at(Address(host.decode(), int(port)))] * HASH_SLOTS
+
+    def close(self) -> None:
+        """Close idle connections. The object stays usable."""
+        with self._lock:
+            for node in list(self._nodes.values()):
+                node.close()

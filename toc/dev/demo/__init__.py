@@ -1,1 +1,0 @@
-"""Orders on a real stack, each with the outcome that it must have: what `toc demo` runs."""
