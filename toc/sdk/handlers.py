@@ -164,7 +164,7 @@ class Hooks:
 
     def __init__(self, center: TimeoutCenter) -> None:
         self._center = center
-        self._around: list[Callable[[list[Task]], Any]] = []
+        self.around: list[Callable[[list[Task]], Any]] = []
         """The middlewares in their order: each makes a context manager, perhaps an async one."""
         self.any = False
         """Whether something surrounds tries or is told of their begin."""
@@ -183,21 +183,6 @@ class Hooks:
     def now_ms(self) -> int:
         """The time by the center's clock."""
         return self._center.clock.now_ms()
-
-    # --- what the application registers
-
-    def add_middleware(self, middleware: Middleware) -> None:
-        """Have it surround tries. Raises InvalidHandler unless it is a generator function."""
-        self.any = True
-        if inspect.isasyncgenfunction(middleware):
-            self._around.append(contextlib.asynccontextmanager(middleware))
-        elif inspect.isgeneratorfunction(middleware):
-            self._around.append(contextlib.contextmanager(middleware))
-        else:
-            raise InvalidHandler(
-                f"middleware {_name(middleware)} must be a generator function that takes a list of tasks and "
-                "yields once, where the handler runs"
-            )
 
     # --- around a call of the center
 
@@ -225,13 +210,13 @@ class Hooks:
 
     def enter(self, stack: contextlib.ExitStack, tasks: list[Task]) -> None:
         """Surround the call of a function."""
-        for middleware in self._around:
+        for middleware in self.around:
             if isinstance(entered := middleware(tasks), contextlib.AbstractContextManager):
                 stack.enter_context(entered)
 
     async def enter_async(self, stack: contextlib.AsyncExitStack, tasks: list[Task]) -> None:
         """Surround the call of a coroutine function."""
-        for middleware in self._around:
+        for middleware in self.around:
             if isinstance(entered := middleware(tasks), contextlib.AbstractContextManager):
                 stack.enter_context(entered)
             else:
@@ -274,8 +259,10 @@ class Hooks:
         if self._center.stands_in is not None:  # a test, which waits for it
             notify()
         elif room.acquire(blocking=False):
-            with contextlib.suppress(RuntimeError):
+            try:
                 self._threads.run_detached(notify_beside)
+            except RuntimeError:  # no thread can be started now
+                room.release()
         else:
             self._dropped += 1
             log.warning("hook_dropped", hook=_name(hook), dropped=self._dropped)
@@ -378,7 +365,16 @@ class Registry(Generic[S_co]):
         The first that is registered is the outermost. Async generators surround coroutines alone; plain ones
         surround both. Raises InvalidHandler.
         """
-        self.hooks.add_middleware(function)
+        if inspect.isasyncgenfunction(function):
+            self.hooks.around.append(contextlib.asynccontextmanager(function))
+        elif inspect.isgeneratorfunction(function):
+            self.hooks.around.append(contextlib.contextmanager(function))
+        else:
+            raise InvalidHandler(
+                f"middleware {_name(function)} must be a generator function that takes a list of tasks and "
+                "yields once, where the handler runs"
+            )
+        self.hooks.any = True
         return function
 
     def on_dead(self, function: D) -> D:
