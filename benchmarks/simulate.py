@@ -62,8 +62,10 @@ class Costs:
     p99_ms: float = 2.0
     redis_bytes: float = 140
     """Of an entry."""
-    row_bytes: float = 370
-    """Of a row with 100 characters of attribute, with its indexes."""
+    row_bytes: float = 250
+    """Of a row without attribute, with its indexes."""
+    character_bytes: float = 1.2
+    """Of a character of its attribute."""
     process_mb: float = 80
     leader_seconds: float = 0.5
     """A pass of the leader over 16,000 workers and 100,000 slots."""
@@ -80,7 +82,7 @@ class Plan:
     databases: int = 32
     servers: int = 4
     tables: int = 1024
-    redis: int = 6
+    redis: int = 8
     """Redis nodes, each of one core."""
     topics: int = 20
     slots: int = 512
@@ -93,6 +95,8 @@ class Plan:
     redis_gb: float = 2.0
     """maxmemory of a Redis node, which bounds the horizon."""
     retention_days: float = 3
+    characters: int = 100
+    """Of attribute."""
     seconds: float = 120
     lose_host_every: float = 60
     """Seconds; 0: never. It is back after 20 s."""
@@ -342,6 +346,7 @@ def simulate(plan: Plan, costs: Costs) -> dict[str, Any]:
     fits = plan.redis * DEFAULT_BUDGET.on(int(plan.redis_gb * 1e9)) / costs.redis_bytes
     horizon = reach(indexed, fits, plan.horizon)
     rows = plan.pending + plan.fires * 86400 * plan.retention_days
+    row_bytes = costs.row_bytes + costs.character_bytes * plan.characters
     writes = 2 * simulation.moved / plan.seconds
     limits = load(plan, costs) | {
         "connections of a database server": connections / MAX_CONNECTIONS,
@@ -353,7 +358,7 @@ def simulate(plan: Plan, costs: Costs) -> dict[str, Any]:
         "lateness_ms": {name: simulation.percentile(share) for name, share in SHARES.items()},
         "horizon_seconds": horizon,
         "redis_gb_per_node": indexed(horizon) * costs.redis_bytes / plan.redis / 1e9,
-        "disk_gb_per_server": rows * costs.row_bytes / plan.servers / 1e9,
+        "disk_gb_per_server": rows * row_bytes / plan.servers / 1e9,
         "memory_gb_per_host": (plan.processes + 1) * costs.process_mb / 1e3,
         "connections_per_server": connections,
         "zookeeper_writes_per_second": writes,
