@@ -16,18 +16,10 @@ from enum import StrEnum
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    StringConstraints,
-    ValidationInfo,
-    WithJsonSchema,
-    create_model,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, create_model, field_validator
+from pydantic.functional_validators import BeforeValidator, PlainValidator
+from pydantic.json_schema import WithJsonSchema
+from pydantic.types import StringConstraints
 from pydantic_core import PydanticCustomError
 
 from toc.gateway.problems import FORBIDDEN, INVALID, UNKNOWN_TASK, Problem, unknown_topic
