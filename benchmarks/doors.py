@@ -287,9 +287,7 @@ class Stage:
             self.center.store.topics.create(topic)
         webhooks.prepare(self.center, self.receiver)
         self.center.catalog.refresh()
-        made = create_token(
-            self.center.store, "bench", roles=[Role.ADMIN], topics=["*"], clock=self.center.clock, by="bench"
-        )
+        made = create_token(self.center, "bench", roles=[Role.ADMIN], topics=["*"], by="bench")
         self.token = made.secret
         self.env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
         self.env |= {

@@ -24,13 +24,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, SettingsConfigDict
+from pydantic_settings import PydanticBaseSettingsSource as Source
 
 from toc.model.errors import ConfigError, shown
 from toc.model.horizon import BUDGET_FORM, Budget
@@ -190,20 +185,14 @@ class Settings(BaseSettings):
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
-        except ValidationError as exc:
-            message = "\n".join(_explain(error) for error in exc.errors())
-            # not chained: pydantic's own text could show a password
-            raise ConfigError(message) from None
+        except ValidationError as exc:  # not chained: pydantic's own text could show a password
+            raise ConfigError("\n".join(map(_explain, exc.errors()))) from None
 
     @classmethod
     def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic calls by these names
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        cls, settings_cls: type[BaseSettings], init_settings: Source, env_settings: Source,
+        dotenv_settings: Source, file_secret_settings: Source,  # noqa: ARG003 - pydantic calls by these names
+    ) -> tuple[Source, ...]:  # fmt: skip
         """Order the sources: arguments, then the environment, then the file."""
         return init_settings, env_settings, InitSettingsSource(settings_cls, _read_file())
 
@@ -217,12 +206,8 @@ class Settings(BaseSettings):
     @field_validator("database_urls", mode="before")
     @classmethod
     def _split_urls(cls, value: Any) -> Any:
-        if isinstance(value, str):
-            # A comma may be part of a password: it separates only if a scheme follows it.
-            return [
-                part.strip(", ") for part in re.split(r",\s*(?=[a-z0-9+]+://)", value) if part.strip(", ")
-            ]
-        return value
+        # A comma may be part of a password: it separates only if a scheme follows it.
+        return _parts(r",\s*(?=[a-z0-9+]+://)", value)
 
     @field_validator("database_urls")
     @classmethod
@@ -270,9 +255,7 @@ class Settings(BaseSettings):
     @field_validator("secret_key", "webhook_allow", mode="before")
     @classmethod
     def _split_list(cls, value: Any) -> Any:
-        return (
-            [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-        )
+        return _parts(",", value)
 
     @field_validator("webhook_allow")
     @classmethod
@@ -335,6 +318,13 @@ class Settings(BaseSettings):
 
     def __repr_args__(self) -> Any:
         return self.masked().items()
+
+
+def _parts(separator: str, value: Any) -> Any:
+    """Return the list that a text means."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip(", ") for part in re.split(separator, value) if part.strip(", ")]
 
 
 def _hosts(url: str) -> list[tuple[str, str | None]]:

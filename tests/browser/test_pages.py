@@ -13,8 +13,8 @@ from harness.patience import until
 from playwright.sync_api import Browser
 
 from benchmarks.local import RedisServer
-from toc.console.acts import ACTS
 from toc.console.pages import PAGES
+from toc.console.pages.acts import ACTS
 from toc.model.topic import Delivery, Topic
 
 TEXT = (

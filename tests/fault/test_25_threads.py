@@ -21,7 +21,7 @@ from harness.system import DaemonProcess, System
 from benchmarks.private import free_port
 from toc import TaskStatus
 from toc.loop import EXIT_THREAD_DIED
-from toc.observe.logwriter import LogWriter
+from toc.observe.log import LogWriter
 
 # Fault 25: a background thread dies: its process says so and ends, another takes its place.
 

@@ -47,9 +47,11 @@ from toc.coordination.operator import Operator
 from toc.dev.local import bundled_valkey
 from toc.index.messages import PrepareRequest
 from toc.index.queues import Queues
+from toc.model.access import Action
 from toc.model.errors import CoordinationUnavailable, StoreUnavailable, TocError
 from toc.model.topic import Slot
-from toc.operate import admin
+from toc.operate import cluster
+from toc.operate.operation import Doing
 from toc.store.migrate import Migrator
 
 PAYLOAD = "p4yload-of-a-task"
@@ -239,7 +241,7 @@ def _every_path(system: System) -> None:
     client.purge_dead([gone])
     assert client.redrive([doomed]) == [doomed]
     topics.alter("test.doomed", paused=False)
-    assert all(view.queues for view in admin.slot_views(center))
+    assert cluster.slots.do(Doing(center, "ann@h", Action.READ_CLUSTER))["slots"]
 
     busy = client.submit_many([NewTask("test.sync", n, 0.5, attribute={"sleep": 1}) for n in range(20)])
     system.wait(lambda: any(event.job_id in busy for event in system.history()), "one of them runs", 10)

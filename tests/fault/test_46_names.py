@@ -200,7 +200,7 @@ def test_known_tokens_hold_for_ten_minutes_while_their_table_is_away_and_no_long
     try:
         known = gateway.make_token("known", "produce")
         brief = create_token(
-            system.center.store, "brief", roles=[Role.READ], topics=["*"], clock=clock, by="test", expires=3
+            system.center, "brief", roles=[Role.READ], topics=["*"], by="test", expires=3
         ).secret
         book.run_once()
         assert book.find(known)

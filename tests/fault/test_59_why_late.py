@@ -28,7 +28,7 @@ from toc.model.lateness import LATE_MS, Cause
 from toc.model.topic import Delivery, TopicType
 from toc.operate.late import why
 from toc.operate.operation import Doing
-from toc.operate.operations.topics import pause, resume
+from toc.operate.topics import pause, resume
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import Pulls
 

@@ -282,7 +282,7 @@ def _serve(scripts: socket.socket) -> None:
     import toc.gateway.app
     import toc.gateway.process
     import toc.operate.admin
-    import toc.operate.bulk
+    import toc.operate.bulk_jobs
     import toc.operate.doctor
     import toc.operate.top
     import toc.store.migrate

@@ -101,11 +101,10 @@ class Gateway:
         """Make a token, and wait until the gateway knows it."""
         center = self.system.center
         made = create_token(
-            center.store,
+            center,
             name,
             roles=[Role(role) for role in roles],
             topics=list(topics),
-            clock=center.clock,
             by="test",
             **limits,
         )

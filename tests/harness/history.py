@@ -38,7 +38,7 @@ from toc.model.clock import Duration, seconds_of, to_ms
 from toc.model.errors import InvalidInput, NotInFuture, PartialSubmit, StoreUnavailable, SubmitUnknown
 from toc.model.scores import store_score
 from toc.model.task import TaskRow
-from toc.operate import bulk
+from toc.operate import bulk_jobs as bulk
 
 T = TypeVar("T")
 

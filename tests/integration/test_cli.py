@@ -31,10 +31,10 @@ from toc.model.bulk import BulkState
 from toc.model.clock import from_ms
 from toc.model.errors import TopicDrift
 from toc.model.verdict import Failure
+from toc.operate import bulk as bulk_operations
 from toc.operate.admin import migrator
 from toc.operate.bulk_jobs import BulkRunner
 from toc.operate.operation import Doing
-from toc.operate.operations import bulk as bulk_operations
 from toc.sdk.parts import open_queues
 from toc.store.servers.server import Statement
 from toc.store.tasks.pulls import HandOut
@@ -258,7 +258,7 @@ def kill_tasks(center: TimeoutCenter, topic: str, count: int) -> list[int]:
 def test_more_dead_tasks_than_a_chunk_are_redriven_once_each(
     toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from toc.operate import bulk
+    from toc.operate import bulk_jobs as bulk
 
     monkeypatch.setattr(bulk, "CHUNK", 7)
     job_ids = kill_tasks(center, topic, 40)
@@ -402,7 +402,7 @@ def test_tasks_of_a_topic_or_a_biz_id_are_rescheduled(toc: Toc, center: TimeoutC
 def test_a_bulk_job_is_looked_at_stopped_and_resumed(toc: Toc, center: TimeoutCenter, topic: str) -> None:
     job_ids = center.submit_many([NewTask(topic, n, delay=60) for n in range(5)])
     values = {"topic": topic, "tasks": 5, "confirm": topic, "rate": 500, "dry_run": False}
-    name = bulk_operations.cancel.perform(Doing(center, "ann@h", Action.CANCEL), values)["name"]
+    name = bulk_operations.cancel_all.perform(Doing(center, "ann@h", Action.CANCEL), values)["name"]
     assert (toc.json("bulk", "show", name)["state"], toc.json("bulk", "show", name)["done"]) == ("waiting", 0)
     assert name in toc.ok("bulk", "list")
     assert toc.json("bulk", "stop", name)["state"] == "stopped"

@@ -28,7 +28,7 @@ from toc.dev.local import EmbeddedStack
 from toc.model.finding import Level
 from toc.model.topic import Delivery, Topic
 from toc.operate import doctor
-from toc.operate.cluster import slot_owners, workers
+from toc.operate.cluster import living_workers, slot_owners
 from toc.operate.doctor import Line
 from toc.store.migrate import Migrator
 from toc.store.records.targets import new_key
@@ -327,7 +327,7 @@ def test_without_zookeeper_two_daemons_share_the_work_and_one_leaves_the_other(n
     lines = doctor.examine(system.center)
     assert having(lines, Level.OK, "2 workers on host-a, host-b")
     assert having(lines, Level.OK, "every slot is held")
-    assert [row.owned for row in workers(system.center)] == [4, 4]
+    assert [row.owned for row in living_workers(system.center)] == [4, 4]
     second.terminate()
     second.await_end()
     system.wait(lambda: shares() == {"host-a": every}, "the first goes on with everything", 60)

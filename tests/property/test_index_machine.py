@@ -49,7 +49,7 @@ from toc.model.clock import Clock, from_ms
 from toc.model.raised import Raised, raised
 from toc.model.task import TaskRow
 from toc.model.topic import Backoff
-from toc.operate.bulk import redrive
+from toc.operate.bulk_jobs import redrive
 from toc.sdk import client
 from toc.store.migrate import Migrator
 from toc.store.servers.health import Health

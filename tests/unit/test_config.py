@@ -25,9 +25,9 @@ from toc.model.clock import parse_duration, to_ms
 from toc.model.documents import parse_instant
 from toc.model.errors import ConfigError, InvalidDelay, InvalidInput
 from toc.observe.log import redact, redact_event
-from toc.operate.daemons import addresses
 from toc.operate.operation import REQUIRED, Doing, Param, Record, Value, operation
 from toc.operate.operations import OPERATIONS
+from toc.operate.top import addresses_of as addresses
 
 # Settings: what is accepted, where it comes from, and how refusals read.
 
@@ -386,7 +386,7 @@ def test_an_operation_is_a_call_and_a_command(capsys: pytest.CaptureFixture[str]
     assert sent.model_dump() == {"wait": 90.0, "times": 1, "words": ["a"], "loudly": False}
 
     app = typer.Typer()
-    app.command("greet")(made(greet)(lambda record, *, as_json: print(record, as_json)))
+    app.command("greet")(made(greet, lambda record, *, as_json: print(record, as_json)))
     command: Any = typer.main.get_command(app)
     command(["h1", "--wait", "1.5m", "--words", "a", "--loudly", "--json"], standalone_mode=False)
     shown = {"host": "h1", "wait": 90.0, "times": 1, "words": ["a"], "loudly": True}

@@ -12,7 +12,7 @@ import sentry_sdk
 import structlog
 from harness.rows import known
 
-from toc.console.assets import STATIC
+from toc.console.console import STATIC
 from toc.testing import Toc
 
 # examples/hooks: what it logs and reports, with Sentry's client as it is but for its transport.

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 from harness.threads import at_once
 
-from toc.observe.log import Stack, configure, get_logger, stack
-from toc.observe.logwriter import LogWriter
+from toc.observe.log import LogWriter, Stack, configure, get_logger, stack
 
 # The log that the processes of a daemon share.
 

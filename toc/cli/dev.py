@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from toc.cli.gateway import http_processes, with_dialects
-from toc.cli.options import Json, flag, option
-from toc.cli.output import progress_line, say, show_one
-from toc.cli.streams import end_if_lost
-from toc.cli.values import load_settings, who
-from toc.cli.worker import check_webhooks
+from toc.cli.daemons import check_webhooks, http_processes, with_dialects
+from toc.cli.output import end_if_lost, progress_line, say, show_one
+from toc.cli.values import Json, flag, load_settings, option, who
 from toc.model.access import Role
 from toc.model.errors import ConfigError, InvalidInput, shown
 
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 DEV_RECEIVER = f"http://{LOOPBACK}:8080"
 """Where `toc dev` sends webhooks besides to public addresses: as in examples/webhooks."""
-DEV_TOKEN_SECONDS = 7 * 86_400.0
+A_WEEK = 7 * 86_400.0
 
 
 def demo(
@@ -128,13 +125,9 @@ def dev(
 
 
 def _run(
-    app: str | None,
-    settings: Settings,
-    beside: SideProcesses | None,
-    announce: Callable[[], None],
-    *,
+    app: str | None, settings: Settings, beside: SideProcesses | None, announce: Callable[[], None], *,
     webhooks: bool,
-) -> int:
+) -> int:  # fmt: skip
     """Run a daemon with one worker process; that of an app anew when its files change."""
     from toc.config import Settings
     from toc.dev.reload import run_with_reloads
@@ -214,13 +207,7 @@ def _gateway(settings: Settings) -> SideProcesses | None:
         return None
     with TimeoutCenter(settings) as center:
         made = create_token(
-            center.store,
-            f"dev-{secrets.token_hex(6)}",
-            roles=[Role.ADMIN],
-            topics=["*"],
-            clock=center.clock,
-            by=who(),
-            expires=DEV_TOKEN_SECONDS,
+            center, f"dev-{secrets.token_hex(6)}", roles=[Role.ADMIN], topics=["*"], by=who(), expires=A_WEEK
         )
     say(f"its token, for a week: {made.secret}")
     from toc.dialects.process import DIALECTS
@@ -229,7 +216,7 @@ def _gateway(settings: Settings) -> SideProcesses | None:
 
 
 def _sync_topics(app: str) -> None:
-    from toc.cli.topic import synced
+    from toc.cli.setup import synced
 
     for step in synced(app):
         if step.refused:

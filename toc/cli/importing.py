@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from toc.cli.options import Json, flag, option
 from toc.cli.output import progress_line, say, show_one
-from toc.cli.values import load_settings, who
+from toc.cli.values import Json, flag, load_settings, option, who
 from toc.model.errors import NotInstalled
 
 if TYPE_CHECKING:

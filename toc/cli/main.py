@@ -8,29 +8,8 @@ from collections.abc import Callable, Sequence
 
 import typer
 
-from toc.cli import (
-    audit,
-    bulk,
-    config,
-    db,
-    dead,
-    dev,
-    doctor,
-    due,
-    gateway,
-    importing,
-    index,
-    late,
-    schedule,
-    streams,
-    target,
-    task,
-    template,
-    token,
-    top,
-    topic,
-    worker,
-)
+from toc.cli import output
+from toc.cli.commands import GROUPS, PANELS
 from toc.cli.output import say
 from toc.model.errors import TocError, shown
 
@@ -42,27 +21,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_START, _TASKS, _OPERATE = "Try and develop", "Tasks", "Set up and operate"
-_COMMANDS = {
-    _START: (dev.demo, dev.dev),
-    _TASKS: (task.submit, task.get, task.find, late.late, task.running, task.cancel, task.reschedule),
-    _OPERATE: (
-        worker.worker, gateway.gateway, top.top, due.due, due.lateness, worker.slots, worker.workers,
-        worker.intents, worker.drain, worker.undrain, worker.pin, worker.unpin, worker.weight,
-        worker.unweight, worker.rebalance, audit.audit, index.sweep, index.rebuild, doctor.doctor,
-    ),
-}  # fmt: skip
-_GROUPS = {
-    "db": db.app, "topic": topic.app, "template": template.app, "schedule": schedule.app,
-    "target": target.app, "secrets": target.secrets, "import": importing.app, "dead": dead.app,
-    "bulk": bulk.app, "index": index.app, "token": token.app, "config": config.app,
-}  # fmt: skip
-
-for panel, commands in _COMMANDS.items():
-    for command in commands:
-        app.command(command.__name__, rich_help_panel=panel)(command)
-for name, group in _GROUPS.items():
-    app.add_typer(group, name=name, rich_help_panel=_OPERATE)
+for panel, commands in PANELS.items():
+    for name, command in commands.items():
+        app.command(name, rich_help_panel=panel)(command)
+for name, group in GROUPS.items():
+    app.add_typer(group, name=name, rich_help_panel=panel)
 
 
 def _version(wanted: bool) -> None:
@@ -113,9 +76,9 @@ def run() -> None:
     """The entry point of the ``toc`` command."""
     from toc.loop import leave_process
 
-    streams.prepare()
+    output.prepare()
     try:
-        code = streams.finish(main())
+        code = output.finish(main())
     except KeyboardInterrupt:  # Ctrl-C while the output waits for a reader that does not read
         code = 130
     except BaseException:

@@ -8,15 +8,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from keyword import iskeyword
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from toc.cli.options import Json, Yes, flag, option
+from toc.cli import values
 from toc.cli.output import progress_line, say, show_one
-from toc.cli.values import attribute, biz_id, headers, job_number, number, opened, past, who, whole_seconds
+from toc.cli.values import Json, Yes, flag, option
 from toc.model.clock import parse_duration
 from toc.model.documents import parse_instant
 from toc.model.errors import InvalidInput
@@ -30,38 +31,46 @@ Show = Callable[..., None]
 
 _TYPES: dict[Any, Any] = {Value.WHOLE: int, Value.FLAG: bool}
 """What is not here is a text to typer, but for the members of enums."""
-_TIMES: dict[Any, Callable[[str], Any]] = {
-    Value.SECONDS: parse_duration,
-    Value.WHOLE_SECONDS: whole_seconds,
-    Value.INSTANT: parse_instant,
-    Value.PAST: lambda text: past(text, round(time.time() * 1000)),
-}
-_READ: dict[Any, Callable[[str], Any]] = {**_TIMES, Value.OBJECT: attribute, Value.HEADERS: headers}
-"""The functions that read texts."""
-_METAVARS: dict[Any, str] = {
-    **dict.fromkeys(_TIMES, "TIME"), Value.OBJECT: "JSON", Value.TEXT: "TEXT", Value.TOPIC: "TOPIC",
-    Value.BIZ_ID: "ID", Value.NUMBER: "N", Value.HEADERS: "FILE",
-}  # fmt: skip
-"""What a value is called in the help."""
-_HINTS = {
-    Value.PAST: " An age such as 2h, or RFC 3339.",
-    Value.HEADERS: " Lines 'Name: value'; - is stdin.",
-}
-"""How it is typed."""
 
 
-def act(operation: Operation, center: TimeoutCenter, *, yes: bool = True, **values: Any) -> Any:
+class _Text(NamedTuple):
+    """How a value is typed: its name in the help, what reads it, and what the help says of its form."""
+
+    metavar: str
+    read: Callable[[str], Any] = str
+    hint: str = ""
+
+
+def _past(text: str) -> datetime:
+    return values.past(text, round(time.time() * 1000))
+
+
+_TEXTS: dict[Any, _Text] = {
+    Value.TEXT: _Text("TEXT"),
+    Value.TOPIC: _Text("TOPIC"),
+    Value.BIZ_ID: _Text("ID"),
+    Value.NUMBER: _Text("N"),
+    Value.SECONDS: _Text("TIME", parse_duration),
+    Value.WHOLE_SECONDS: _Text("TIME", values.whole_seconds),
+    Value.INSTANT: _Text("TIME", parse_instant),
+    Value.PAST: _Text("TIME", _past, " An age such as 2h, or RFC 3339."),
+    Value.OBJECT: _Text("JSON", values.attribute),
+    Value.HEADERS: _Text("FILE", values.headers, " Lines 'Name: value'; - is stdin."),
+}
+
+
+def act(operation: Operation, center: TimeoutCenter, *, yes: bool = True, **given: Any) -> Any:
     """Do it in the name of the OS user. Returns what it returns, when everybody has noticed the change.
 
     ``yes``: do not ask.
     """
-    doing = Doing(center, who(), operation.right, confirm=partial(confirm, yes=yes))
+    doing = Doing(center, values.who(), operation.right, confirm=partial(confirm, yes=yes))
     if operation.place is Place.LONG:
         with progress_line("") as tell, _interruptible():
             doing.progress = partial(tell, None)
-            record = operation.perform(doing, values)
+            record = operation.perform(doing, given)
     else:
-        record = operation.perform(doing, values)
+        record = operation.perform(doing, given)
     time.sleep(operation.settles)  # what is said then must be true
     return record
 
@@ -81,11 +90,11 @@ def _interruptible() -> Iterator[None]:
             signal.signal(end, signal.SIG_DFL)
 
 
-def acted(operation: Operation, *, yes: bool = True, **values: Any) -> Any:
+def acted(operation: Operation, *, yes: bool = True, **given: Any) -> Any:
     """Do it with a center of its own, as ``act`` does."""
     # A session with ZooKeeper would also tell of itself.
-    with opened(account=operation.changes and operation.place is not Place.CLUSTER) as center:
-        return act(operation, center, yes=yes, **values)
+    with values.opened(account=operation.changes and operation.place is not Place.CLUSTER) as center:
+        return act(operation, center, yes=yes, **given)
 
 
 def confirm(question: str, *, yes: bool) -> None:
@@ -101,83 +110,43 @@ def confirm(question: str, *, yes: bool) -> None:
 
 def made(
     operation: Operation,
+    show: Show = show_one,
+    name: str = "",
     *,
     arguments: int = 1,
     **replaced: Param | None,
-) -> Callable[[Show], Callable[..., None]]:
-    """Return a function that makes a command of one that prints the record of an operation.
+) -> Callable[..., None]:
+    """Return the command of an operation. It is called as the verb, unless it has another ``name``.
 
-    The help is the docstring of the operation and then that of the decorated function. The first
-    ``arguments`` params have no option. ``replaced`` are params that are others here; those that are None
-    have no option. A function with a parameter ``values`` gets them, too.
+    The first ``arguments`` params have no option. ``replaced`` are params that are others here; those that
+    are None have no option.
     """
-    params = {part.name: part for param in operation.params for part in param.parts or (param,)}
-    for name, one in replaced.items():
-        if one is None:
-            del params[name]
-        else:
-            params[name] = one
+    params = {part.name: part for param in operation.params for part in param.parts or (param,)} | replaced
 
-    def declare(show: Show) -> Callable[..., None]:
-        def run(*, as_json: bool, yes: bool = True, **typed: Any) -> None:
-            given: Record = {}
-            for name, param in params.items():
-                value = typed[_safe(name)]
-                if value not in (None, []) and (value is not False or param.default is False):
-                    given[name] = _read(param, value, as_text=typed.get("text", False))
-            given.pop("text", None)
-            values = _values(operation, given)
-            record = acted(operation, yes=yes, **values)
-            more = {"values": values} if "values" in inspect.signature(show).parameters else {}
-            show(record, as_json=as_json, **more)
+    def run(*, as_json: bool, yes: bool = True, **typed: Any) -> None:
+        given: Record = {}
+        for name, param in params.items():
+            value = None if param is None else typed[_safe(name)]
+            if param and value not in (None, []) and (value is not False or param.default is False):
+                given[name] = _read(param, value, as_text=typed.get("text", False))
+        given.pop("text", None)
+        show(acted(operation, yes=yes, **_nested(operation, given)), as_json=as_json)
 
-        docs = operation.do.__doc__ or "", show.__doc__ or ""
-        run.__doc__ = "\n\n".join(filter(None, map(inspect.cleandoc, docs)))
-        run.__name__ = show.__name__
-        taken = [_parameter(_safe(name), *_declared(param)) for name, param in params.items()]
-        for place, param in enumerate(operation.params[:arguments]):
-            about = typer.Argument(metavar=param.metavar or "NAME", help=param.about)
-            kind = list[str] if param.many else _TYPES.get(param.kind, str)
-            if param.default is REQUIRED:
-                taken[place] = _parameter(_safe(param.name), Annotated[kind, about], inspect.Parameter.empty)
-            elif param.metavar.startswith("["):
-                taken[place] = _parameter(_safe(param.name), Annotated[kind | None, about], None)
-        if operation.asks:
-            taken.append(_parameter("yes", Yes, False))
-        taken.append(_parameter("as_json", Json, False))
-        run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
-        return run
-
-    return declare
-
-
-def command(app: typer.Typer, operation: Operation, **more: Any) -> Callable[[Show], Callable[..., None]]:
-    """Make a command of an operation, as ``made`` does, and add it to a group, by the verb."""
-    name = operation.name.partition(".")[2]
-    return lambda show: app.command(name)(made(operation, **more)(show))
-
-
-def commands(app: typer.Typer, *operations: Operation) -> None:
-    """Declare commands that print a record as it is, a line for each value."""
-    for operation in operations:
-        command(app, operation)(as_it_is())
-
-
-def plain(operation: Operation, **more: Any) -> Callable[..., None]:
-    """Return a command that is called as the verb and prints a record as it is."""
-    run = made(operation, **more)(as_it_is())
-    run.__name__ = operation.name.partition(".")[2]
+    run.__doc__ = f"{operation.do.__doc__}\n\n{operation.typed_about}".rstrip()
+    run.__name__ = name or operation.name.partition(".")[2]
+    taken = [_parameter(_safe(name), *_declared(param)) for name, param in params.items() if param]
+    for place, param in enumerate(operation.params[:arguments]):
+        about = typer.Argument(metavar=param.metavar or "NAME", help=param.about)
+        kind = list[str] if param.many else _TYPES.get(param.kind, str)
+        if param.default is REQUIRED:
+            taken[place] = _parameter(_safe(param.name), Annotated[kind, about], inspect.Parameter.empty)
+        elif param.metavar.startswith("["):
+            taken[place] = _parameter(_safe(param.name), Annotated[kind | None, about], None)
+    if operation.asks:
+        taken.append(_parameter("yes", Yes, False))
+    taken.append(_parameter("as_json", Json, False))
+    run.__signature__ = inspect.Signature(taken)  # type: ignore[attr-defined]
     return run
-
-
-def as_it_is(example: str = "") -> Show:
-    """Return what prints a record, a line for each value. The help of its command ends with the example."""
-
-    def show(record: Record, *, as_json: bool) -> None:
-        show_one(record, as_json=as_json)
-
-    show.__doc__ = example
-    return show
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -196,8 +165,9 @@ def _declared(param: Param) -> tuple[Any, Any]:
     if kind is bool:
         return kind, flag(name, param.about)
     bounds = {"min": param.least, "max": param.most} if kind is int else {}
-    metavar = param.metavar or ("N" if bounds else _METAVARS.get(param.kind))
-    taken = option(metavar, param.about + _HINTS.get(param.kind, ""), name, default=param.default, **bounds)
+    form = _TEXTS.get(param.kind, _Text("N" if bounds else ""))
+    metavar = param.metavar or form.metavar or None
+    taken = option(metavar, param.about + form.hint, name, default=param.default, **bounds)
     if param.many:
         kind = list[str] if isinstance(param.kind, Value) else list.__class_getitem__(kind)
     return (kind | None if param.default is None else kind), taken
@@ -206,24 +176,22 @@ def _declared(param: Param) -> tuple[Any, Any]:
 def _read(param: Param, typed: Any, *, as_text: bool) -> Any:
     """Return the value of what was typed. A list is typed with commas, or an option for each."""
     if param.kind is Value.BIZ_ID:
-        return biz_id(typed, as_text=as_text)
+        return values.biz_id(typed, as_text=as_text)
     if param.kind is Value.JOB_ID:
-        return list(map(job_number, typed)) if param.many else job_number(typed)
+        return list(map(values.job_number, typed)) if param.many else values.job_number(typed)
     if param.kind is Value.NUMBER:
-        value = number(typed, param.option or f"--{param.name}", param.least, param.most)
+        value = values.number(typed, param.option or f"--{param.name}", param.least, param.most)
         return None if param.null and not value else value
     if param.many and param.kind in (Value.TEXT, Value.WHOLE):
         parts = [part.strip() for text in typed for part in text.split(",") if part.strip()]
         return [int(part) if param.kind is Value.WHOLE and part.isdecimal() else part for part in parts]
-    return _READ[param.kind](typed) if param.kind in _READ else typed
+    return _TEXTS[param.kind].read(typed) if param.kind in _TEXTS else typed
 
 
-def _values(operation: Operation, given: Record) -> Record:
+def _nested(operation: Operation, given: Record) -> Record:
     """Return the values of params, those of parts within the one that they are parts of."""
-    values = dict(given)
     for param in operation.params:
         if param.parts:
-            values[param.name] = {
-                part.name: values.pop(part.name) for part in param.parts if part.name in given
-            }
-    return values
+            named = [part.name for part in param.parts if part.name in given]
+            given[param.name] = {name: given.pop(name) for name in named}
+    return given

@@ -1,63 +1,35 @@
-"""toc submit | get | find | cancel | reschedule"""
+"""toc submit | get"""
 
 from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
-from toc.cli.operations import made
-from toc.cli.options import JobId, Json, flag, option
-from toc.cli.output import print_bytes, print_job_id, say, show, show_one
-from toc.cli.values import attribute, biz_id, file_bytes, job_number, opened
+from toc.cli.output import print_bytes, print_job_id, show_one
+from toc.cli.values import Json, attribute, biz_id, file_bytes, flag, job_number, opened, option
 from toc.model.clock import parse_duration
 from toc.model.documents import parse_instant
-from toc.model.errors import InvalidInput
+from toc.model.errors import InvalidInput, UnknownTask
 from toc.model.task import OnConflict
 from toc.observe.tracing import is_traced, trace_id
-from toc.operate.operation import Record
-from toc.operate.operations import cluster, pending, tasks
-from toc.operate.records import running_record
-from toc.operate.shown import row_record
+from toc.operate.records import row_record, running_record
 
 _KEEP = OnConflict.KEEP
 TEXT_TYPE = "text/plain; charset=utf-8"
-_MEANS = {
-    "may_have_started": "a try may be running, or have run",
-    "too_late": "it has ended already; `toc get` shows how",
-    "unknown": "there is no such task; finished ones are purged after their topic's retention",
-}
-"""The explanation of each outcome other than the one that was asked for."""
-_FOUND = ("job_id", "topic", "biz_id", "status", "action_time", "next_time", "ended", "attempt", "attribute")
-"""The columns of found tasks."""
-_RARE = ("dedup_key", "expired", "tries", "expires_at", "body_length", "unreadable")
-"""Further columns, each shown if some task has it."""
-
-Biz = Annotated[
-    str | None,
-    typer.Option("--biz-id", metavar="ID", help="Id of the order or other object; a number if all digits."),
-]
-Text = Annotated[bool, typer.Option("--text", help="Treat the biz_id as a text even if it is all digits.")]
-Delay = Annotated[str | None, typer.Option(metavar="TIME", help="From now: seconds, 500ms, 30m, 7d.")]
-ActionTime = Annotated[
-    str | None, typer.Option(metavar="TIME", help="When: RFC 3339 with a zone, 2030-01-31T12:00:00Z.")
-]
 
 
 def submit(
     topic: Annotated[str, typer.Argument(help="The topic, as `toc topic list` shows it.")],
-    biz: Biz = None,
-    delay: Delay = None,
-    action_time: ActionTime = None,
+    biz: str | None = option("ID", "Id of the order or other object; a number if all digits.", "--biz-id"),
+    delay: str | None = option("TIME", "From now: seconds, 500ms, 30m, 7d."),
+    action_time: str | None = option("TIME", "When: RFC 3339 with a zone, 2030-01-31T12:00:00Z."),
     attribute_json: str | None = option("JSON", "The task's data for the handler.", "--attribute"),
     dedup_key: str | None = option("KEY", "A second submit with this key returns the first task."),
     slot_basis: str | None = option("TEXT", "Chooses the slot instead of the biz_id."),
-    text: Text = False,
+    text: bool = flag("--text", "Treat the biz_id as a text even if it is all digits."),
     tries: int = option("N", "How many tries, instead of the topic's; 65535: no limit.", default=0),
     expires_at: str | None = option("TIME", "No try starts after it: RFC 3339 with a zone."),
     body: str | None = option("TEXT", "The task's body, as UTF-8."),
@@ -113,7 +85,7 @@ def _body(text: str | None, file: str | None, most: int) -> bytes | None:
 
 
 def get(
-    wanted: JobId,
+    wanted: Annotated[str, typer.Argument(metavar="JOB_ID", help="The number that submit returned.")],
     body: bool = flag("--body", "Print the task's body and nothing else; with --json, in base64."),
     as_json: Json = False,
 ) -> None:
@@ -123,12 +95,14 @@ def get(
     Examples: toc get 894573895733248
               toc get 894573895733248 --body > mail.eml
     """
-    from toc.operate import admin, late
-    from toc.operate.running import where_of
+    from toc.operate import late
 
     job_id = job_number(wanted)
     with opened() as center:
-        row = admin.get_row(center.store, job_id)
+        center.store.check_layout()
+        if (row := center.store.get(job_id)) is None:
+            why = "finished ones are purged after their topic's retention"
+            raise UnknownTask(f"there is no task {job_id}; {why}")
         topic = center.catalog.of_type(row.biz_type)
         record = row_record(row, f"biz_type-{row.biz_type}" if topic is None else topic.name)
         content = None
@@ -146,7 +120,7 @@ def get(
         record["history"] = [failed.shown() for failed in center.store.history(job_id)]
         found = None if "unreadable" in record else late.why(center, row, topic)
         record["late"] = found if found is None or as_json else found["sentence"]
-        where = None if topic is None else where_of(center, row, topic)
+        where = None if topic is None else late.where_of(center, row, topic)
         if where is not None:
             record |= running_record(where)
         elif topic is not None:
@@ -155,63 +129,3 @@ def get(
     if is_traced(job_id, share):
         record["trace_id"] = trace_id(job_id)
     show_one(record, as_json=as_json)
-
-
-@made(tasks.search, arguments=0, limit=replace(tasks.LIMIT, most=10_000))
-def find(record: Record, *, as_json: bool) -> None:
-    """Examples: toc find --biz-id 42
-    toc find --topic order.close --after 2030-01-31T12:00:00Z
-    toc find --topic order.close --status processed --after 2h --before 1h
-    """
-    show_tasks(record, _FOUND, as_json=as_json, empty="no such tasks")
-
-
-def show_tasks(page: Record, keys: Sequence[str], *, as_json: bool, empty: str) -> None:
-    """Print a page of tasks; in a table they have these ``keys``, and rare ones if a task has them."""
-    found = page["tasks"]
-    rare = [name for name in _RARE if any(one.get(name) for one in found)]
-    if not as_json:
-        found = [{key: one.get(key) for key in (*keys, *rare)} for one in found]
-    show(found, as_json=as_json, empty=empty)
-    if page["next"] is not None:
-        say(f"more follow: repeat it with --next {page['next']}")
-
-
-@made(cluster.running_tasks)
-def running(record: Record, *, as_json: bool) -> None:
-    """Example: toc running --topic order.close"""
-    show(record["tasks"], as_json=as_json, empty="nothing runs")
-
-
-@made(pending.cancel)
-def cancel(record: Record, values: Record, *, as_json: bool) -> None:
-    """Exits with 0 only if every task is cancelled and was never started.
-
-    Example: toc cancel --topic order.close --all --rate 200
-    """
-    _tell(record, values, "cancelled", as_json=as_json)
-
-
-@made(pending.reschedule)
-def reschedule(record: Record, values: Record, *, as_json: bool) -> None:
-    """Exits with 0 only if every task is rescheduled and was not due yet.
-
-    Example: toc reschedule --topic order.close --biz-id 42 --action-time 2030-01-31T12:00:00Z
-    """
-    _tell(record, values, "rescheduled", as_json=as_json)
-
-
-def _tell(record: Record, values: Record, done: str, *, as_json: bool) -> None:
-    """Show what came of one task or of many. Exit with 1 unless all are ``done``."""
-    tasks = record.get("tasks")
-    if tasks is None:
-        show_one(record, as_json=as_json)
-        counts = {record["outcome"]: 1} if "outcome" in record else record
-    else:
-        show(tasks, as_json=as_json, empty=f"no tasks of biz_id {values['biz_id']} on {values['topic']}")
-        counts = Counter(task["outcome"] for task in tasks)
-    if values["dry_run"] or not sum(counts.values()) > counts.get(done, 0):
-        return
-    if "outcome" in record:
-        say(_MEANS[record["outcome"]])
-    raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""Parses what people type: durations, times, biz_ids, attributes; and loads the settings."""
+"""What people type: options, one line for each; durations, times, biz_ids, attributes; and the settings."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from contextlib import contextmanager
 from datetime import datetime
 from math import inf, isfinite, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from toc.model import errors
 from toc.model.clock import from_ms, parse_duration
 from toc.model.documents import parse, parse_instant
-from toc.model.errors import (
-    InvalidAttribute,
-    InvalidDelay,
-    InvalidDocument,
-    InvalidInput,
-    InvalidTarget,
-    shown,
-)
+from toc.model.errors import InvalidDelay, InvalidInput, shown
 from toc.model.sharding import valid_job_id
 
 if TYPE_CHECKING:
     from toc.config import Settings
     from toc.sdk.client import TimeoutCenter
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, and nothing else.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 OLDEST = 36_525 * 86_400.0
 """The greatest age that is accepted: a hundred years, in seconds."""
@@ -38,6 +37,19 @@ MAX_HEADERS_FILE = 100_000
 """Bytes that a file of headers may have."""
 _MAX_DIGITS = 25
 """Digits that are read of a whole number: with more it is out of range just the same."""
+
+
+def option(metavar: str | None, text: str, *names: str, default: Any = None, **more: Any) -> Any:
+    """Return an option that takes a value, as the default of the parameter by which it is named.
+
+    ``names`` replace that name. A ``default`` of ``...`` makes it required.
+    """
+    return typer.Option(default, *names, metavar=metavar, help=text, **more)
+
+
+def flag(name: str, text: str) -> Any:
+    """Return an option without a value, as the default of a parameter."""
+    return typer.Option(False, name, help=text)
 
 
 def number(text: str, name: str = "", least: float | None = None, most: float | None = None) -> float:
@@ -102,10 +114,10 @@ def attribute(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         value = parse(text, surrogates=True)
-    except InvalidDocument as exc:
-        raise InvalidAttribute(f"--attribute cannot be read: {exc}") from None
+    except errors.InvalidDocument as exc:
+        raise errors.InvalidAttribute(f"--attribute cannot be read: {exc}") from None
     if not isinstance(value, dict):
-        raise InvalidAttribute(
+        raise errors.InvalidAttribute(
             f"""--attribute must be a JSON object such as {{"reason": "unpaid"}}, not {text[:40]}"""
         )
     return value
@@ -115,16 +127,16 @@ def headers(source: str) -> dict[str, str]:
     """Read lines ``Name: value``. Raises InvalidInput, which quotes no value."""
     data = file_bytes("headers:", source, MAX_HEADERS_FILE)
     if len(data) > MAX_HEADERS_FILE:
-        raise InvalidTarget(f"headers: the file has more than {MAX_HEADERS_FILE} bytes")
+        raise errors.InvalidTarget(f"headers: the file has more than {MAX_HEADERS_FILE} bytes")
     found: dict[str, str] = {}
     for count, line in enumerate(data.decode("latin-1").split("\n"), 1):
         if not line.strip():
             continue
         name, colon, value = line.removesuffix("\r").partition(":")
         if not colon:
-            raise InvalidTarget(f"headers: line {count} is not 'Name: value'")
+            raise errors.InvalidTarget(f"headers: line {count} is not 'Name: value'")
         if name in found:
-            raise InvalidTarget(f"headers: {shown(name)} is given twice")
+            raise errors.InvalidTarget(f"headers: {shown(name)} is given twice")
         found[name] = value.strip(" ")
     return found
 

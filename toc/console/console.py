@@ -11,35 +11,29 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from math import ceil
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from toc.console.acts import offered
-from toc.console.assets import STATIC, Assets, packs
 from toc.console.pages import PAGES
+from toc.console.pages.acts import offered
 from toc.console.sessions import COOKIE, Session, Sessions
 from toc.console.shown import Content, Note, following, span
 from toc.console.view import Page, Readings, Redirect, View, problem_for
+from toc.gateway import problems
 from toc.gateway.app import CONSOLE
 from toc.gateway.calls import Answer, forbidden
 from toc.gateway.exchange import Exchange, Scope
-from toc.gateway.problems import (
-    FORBIDDEN,
-    METHOD,
-    NOT_FOUND,
-    RATE,
-    SYNTAX,
-    TOO_LARGE,
-    UNAUTHENTICATED,
-    Problem,
-)
+from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.model.access import Access
 from toc.model.errors import BodyTooLarge, Busy, TocError
@@ -49,6 +43,18 @@ log = get_logger(__name__)
 
 R = TypeVar("R")
 
+STATIC = Path(__file__).parent / "static"
+TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+_KEPT = {
+    "cache-control": "public, max-age=31536000, immutable",
+    "vary": "accept-encoding",
+    "content-security-policy": "default-src 'none'; sandbox",
+    "cross-origin-resource-policy": "same-origin",
+}
 LOGIN, LOGOUT, LIVE = f"{CONSOLE}/login", f"{CONSOLE}/logout", f"{CONSOLE}/live"
 FORM_BYTES = 64 << 10
 MAX_FIELDS = 100
@@ -72,6 +78,23 @@ _POLICY = (
 )
 
 
+def _assets() -> dict[str, tuple[str, Answer, Answer]]:
+    """Return what pages load: scripts, the style, the icon. By its name each has a path with its checksum, so
+    that a browser keeps it for good, and the answers with it, plain and compressed."""
+    found = {}
+    for file in sorted(STATIC.iterdir()):
+        if kind := TYPES.get(file.suffix):
+            data = file.read_bytes()
+            path = f"{CONSOLE}/static/{hashlib.sha256(data).hexdigest()[:16]}/{file.name}"
+            packed = gzip.compress(data, 9, mtime=0)
+            headers = {**_KEPT, "content-encoding": "gzip"}
+            found[file.name] = (
+                path, Answer(data, media_type=kind, headers=_KEPT),
+                Answer(packed, media_type=kind, headers=headers),
+            )  # fmt: skip
+    return found
+
+
 class Console:
     """The console of one gateway process."""
 
@@ -79,20 +102,20 @@ class Console:
         self._service = service
         self._sessions = Sessions(service.book, service.center.clock, secret)
         self._readings = Readings(service)
-        self._assets = Assets(f"{CONSOLE}/static")
+        assets = _assets()
+        self._assets = {path: answers for path, *answers in assets.values()}
         self._routes = [(_pattern(one.path), one) for one in PAGES]
         self._templates = Environment(
             loader=FileSystemLoader(STATIC.with_name("templates")), autoescape=True,
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
-        self._templates.globals.update(asset=self._assets.path, root=CONSOLE, following=following)
+        self._templates.globals.update(asset=lambda name: assets[name][0], root=CONSOLE, following=following)
 
     async def __call__(self, scope: Scope, exchange: Exchange) -> Answer:
         """Answer one request. Raises ClientGone."""
         path = scope["path"]
-        asset = self._assets.find(path, exchange.header(b"accept-encoding"))
-        if asset is not None:
-            return asset
+        if path in self._assets:
+            return self._assets[path][_packs(exchange.header(b"accept-encoding"))]
         session = None
         try:
             method = "GET" if scope["method"] == "HEAD" else scope["method"]
@@ -141,7 +164,7 @@ class Console:
     def _stranger(self, method: str, scope: Scope, exchange: Exchange) -> Answer:
         """Send who is not logged in to the login."""
         if method != "GET" or scope["path"] == LIVE:
-            raise Problem(UNAUTHENTICATED, "you are not logged in, or the login has ended: log in")
+            raise Problem(problems.UNAUTHENTICATED, "you are not logged in, or the login has ended: log in")
         here = _here(scope)
         if exchange.header(b"sec-fetch-site") in ("cross-site", "same-site"):
             # A link from elsewhere comes without the cookie, as that is SameSite=Strict. From here it has it.
@@ -155,14 +178,13 @@ class Console:
         exchange.sender = token.name
         if wait := self._service.book.wait(token):
             why = "this access token has made its requests of this second"
-            raise Problem(RATE, why, headers={"retry-after": str(ceil(wait))})
+            raise Problem(problems.RATE, why, headers={"retry-after": str(ceil(wait))})
         form = await _form(method, exchange) if method == "POST" else {}
         if method == "POST":
             sent = form.pop("csrf", None) or exchange.header(b"x-csrf-token") or ""
             if not session.wrote(sent):
-                raise Problem(
-                    FORBIDDEN, "the form is of another login: go back, reload the page, send it again"
-                )
+                why = "the form is of another login: go back, reload the page, send it again"
+                raise Problem(problems.FORBIDDEN, why)
         exchange.begin(f"token {token.name}")
         path, query = scope["path"], _query(scope["query_string"])
         if path == LOGOUT and method == "POST":
@@ -173,9 +195,8 @@ class Console:
         mine = _menu(session)
         if path == CONSOLE and mine and mine[0].path:  # it may not see the first page
             return _redirect(f"{CONSOLE}/{mine[0].path}")
-        found, values = self._find(path, method)
+        found, values = self._find(path, method, session)
         view = View(self._service, self._readings, session, path, values, query, form)
-        self._check(found, session)
         try:
             content = await found.do(view)
         finally:
@@ -187,33 +208,30 @@ class Console:
             return _redirect(content.href)
         return await self._drawn(partial(
             self._html, "page.html", session, content.status, {}, content=content, live=_here(scope),
-            now=found, acts=offered(found, view, content), packed=packs(exchange.header(b"accept-encoding")),
+            now=found, acts=offered(found, view, content), packed=_packs(exchange.header(b"accept-encoding")),
         ))  # fmt: skip
 
-    def _find(self, path: str, method: str) -> tuple[Page, Mapping[str, str]]:
+    def _find(self, path: str, method: str, session: Session) -> tuple[Page, Mapping[str, str]]:
+        """Return a page, and what its path names. Raises Problem, also if it is not the reader's."""
         below = path.removeprefix(CONSOLE).strip("/")
         others = set()
         for pattern, one in self._routes:
             if match := pattern.fullmatch(below):
                 if one.method == method:
+                    if one.right is not None and not _may(one, session):
+                        raise forbidden(session.token, one.right, "this page")
                     return one, match.groupdict()
                 others.add(one.method)
         if others:
             allowed = ", ".join(sorted(others))
-            raise Problem(METHOD, f"this page accepts {allowed}", headers={"allow": allowed})
-        raise Problem(NOT_FOUND, "there is no such page")
-
-    @staticmethod
-    def _check(found: Page, session: Session) -> None:
-        if found.right is not None and not _may(found, session):
-            raise forbidden(session.token, found.right, "this page")
+            raise Problem(problems.METHOD, f"this page accepts {allowed}", headers={"allow": allowed})
+        raise Problem(problems.NOT_FOUND, "there is no such page")
 
     # --- live
 
     def _live(self, session: Session, cookies: str | None, of: str) -> Answer:
         parts = urlsplit(_within(of))
-        found, values = self._find(parts.path, "GET")
-        self._check(found, session)
+        found, values = self._find(parts.path, "GET", session)
         query = _query(parts.query.encode())
         view = View(self._service, self._readings, session, parts.path, values, query, {}, FRESH_SECONDS)
         headers = {**_SAFE, "x-accel-buffering": "no"}
@@ -236,15 +254,12 @@ class Console:
                 await asyncio.sleep(1)
                 if self._service.stopping:
                     return
-                if not self._lasts(cookies):
+                session = None
+                with suppress(TocError):
+                    session = self._sessions.find(cookies)
+                if session is None:
                     yield _event(self._render("ended.html")) + b"event: end\ndata: .\n\n"
                     return
-
-    def _lasts(self, cookies: str | None) -> bool:
-        try:
-            return self._sessions.find(cookies) is not None
-        except TocError:
-            return False
 
     async def _fragment(self, found: Page, view: View, opened: int, csrf: str) -> str:
         if not found.live:
@@ -272,16 +287,11 @@ class Console:
         self, template: str, session: Session | None, status: int, headers: Mapping[str, str], *,
         packed: bool = False, **values: Any,
     ) -> Answer:  # fmt: skip
-        nonce = secrets.token_urlsafe(16)
-        common: dict[str, Any] = {
-            "nonce": nonce,
-            "session": session,
-            "menu": _menu(session),
-            "now": None,
-            "acts": [],
-        }
-        common |= {"csrf": session.csrf() if session else "", "now_ms": self._service.center.clock.now_ms()}
-        text = self._render(template, **{**common, **values})
+        nonce, now_ms = secrets.token_urlsafe(16), self._service.center.clock.now_ms()
+        csrf, rest = session.csrf() if session else "", {"now": None, "acts": [], **values}
+        text = self._render(
+            template, nonce=nonce, session=session, menu=_menu(session), csrf=csrf, now_ms=now_ms, **rest
+        )
         policy = _POLICY.format(nonce=nonce)
         more = {**_SAFE, **headers, "content-security-policy": policy}
         data = text.encode("utf-8", "replace")
@@ -289,6 +299,11 @@ class Console:
             data = gzip.compress(data, 6, mtime=0)
             more |= {"content-encoding": "gzip", "vary": "accept-encoding"}
         return Answer(data, status, "text/html; charset=utf-8", headers=more)
+
+
+def _packs(encodings: str | None) -> bool:
+    """Whether who sends this Accept-Encoding understands gzip."""
+    return any(one.strip().partition(";")[0] == "gzip" for one in (encodings or "").lower().split(","))
 
 
 def _menu(session: Session | None) -> list[Page]:
@@ -318,20 +333,20 @@ def _query(text: bytes) -> dict[str, str]:
     try:
         return dict(parse_qsl(text.decode("ascii"), errors="strict", max_num_fields=MAX_FIELDS))
     except ValueError:
-        raise Problem(SYNTAX, "the query cannot be read: send UTF-8, percent-encoded") from None
+        raise Problem(problems.SYNTAX, "the query cannot be read: send UTF-8, percent-encoded") from None
 
 
 async def _form(method: str, exchange: Exchange) -> dict[str, str]:
     """Return what a form sends. Raises Problem."""
     kind = (exchange.header(b"content-type") or "").partition(";")[0].strip().lower()
     if method != "POST":
-        raise Problem(METHOD, "this page accepts GET, POST", headers={"allow": "GET, POST"})
+        raise Problem(problems.METHOD, "this page accepts GET, POST", headers={"allow": "GET, POST"})
     if kind != "application/x-www-form-urlencoded":
-        raise Problem(SYNTAX, "send a form")
+        raise Problem(problems.SYNTAX, "send a form")
     try:
         return _query(await exchange.body(FORM_BYTES))
     except BodyTooLarge as exc:
-        raise Problem(TOO_LARGE, str(exc)) from None
+        raise Problem(problems.TOO_LARGE, str(exc)) from None
 
 
 def _check_same_site(exchange: Exchange) -> None:
@@ -342,7 +357,7 @@ def _check_same_site(exchange: Exchange) -> None:
     else:
         ours = origin is None or origin.partition("://")[2] == exchange.header(b"host")
     if not ours:
-        raise Problem(FORBIDDEN, "forms are sent from the console's own pages only")
+        raise Problem(problems.FORBIDDEN, "forms are sent from the console's own pages only")
 
 
 def _redirect(path: str, cookie: str | None = None) -> Answer:

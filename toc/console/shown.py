@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -202,62 +202,61 @@ class Table(Block):
 
 
 @dataclass(frozen=True)
-class Picture(Block):
-    """Numbers of times that follow each other, as bars, and as a table of those that are not 0.
-
-    ``start`` is the first time (RFC 3339), ``step`` seconds. ``unit`` says what the numbers count. Those
-    above ``limit`` stand out.
-    """
+class _Times(Block):
+    """Numbers of times that follow each other from ``start`` (RFC 3339) on."""
 
     start: str = ""
+
+    @property
+    def first(self) -> datetime:
+        """The first time."""
+        return datetime.fromisoformat(self.start)
+
+    @property
+    def began(self) -> int:
+        """The first time, in seconds since 1970."""
+        return int(self.first.timestamp())
+
+
+@dataclass(frozen=True)
+class Picture(_Times):
+    """Numbers of times that follow each other, as bars, and as a table of those that are not 0.
+
+    ``step`` is seconds. ``unit`` says what the numbers count. Those above ``limit`` stand out.
+    """
+
     step: int = 60
     values: Sequence[int] = ()
     unit: str = ""
     limit: float | None = None
 
     @property
-    def began(self) -> int:
-        """The first time, in seconds since 1970."""
-        return int(datetime.fromisoformat(self.start).timestamp())
-
-    @property
     def rows(self) -> list[tuple[str, Cell, bool]]:
         """Times, numbers, and whether these are above the limit."""
-        first, most = datetime.fromisoformat(self.start), self.limit
+        most, step = self.limit, timedelta(seconds=self.step)
         return [
-            (
-                f"{first + timedelta(seconds=i * self.step):%m-%d %H:%M}",
-                number(value),
-                most is not None and value > most,
-            )
+            (f"{self.first + i * step:%m-%d %H:%M}", number(value), most is not None and value > most)
             for i, value in enumerate(self.values)
             if value
         ]
 
 
 @dataclass(frozen=True)
-class Heat(Block):
-    """How late the starts of each minute were: from ``start`` on the numbers up to each of the ``bounds``
-    (seconds), then those beyond; as a picture, and as a table of the minutes that have any."""
+class Heat(_Times):
+    """How late the starts of each minute were: the numbers up to each of the ``bounds`` (seconds), then those
+    beyond; as a picture, and as a table of the minutes that have any."""
 
-    start: str = ""
     minutes: Sequence[Sequence[int]] = ()
     bounds: Sequence[float] = ()
 
     @property
-    def began(self) -> int:
-        """The first minute, in seconds since 1970."""
-        return int(datetime.fromisoformat(self.start).timestamp())
-
-    @property
     def rows(self) -> list[tuple[str, Cell, str]]:
         """Minutes, their starts, and how late the latest was."""
-        first = datetime.fromisoformat(self.start)
         names = [*(f"up to {span(one)}" for one in self.bounds), f"more than {span(self.bounds[-1])}"]
         found = []
         for i, row in enumerate(self.minutes):
             if counted := [n for n, count in enumerate(row) if count]:
-                at = f"{first + timedelta(minutes=i):%H:%M}"
+                at = f"{self.first + timedelta(minutes=i):%H:%M}"
                 found.append((at, number(sum(row)), names[counted[-1]]))
         return found
 
@@ -323,8 +322,3 @@ def following(url: str, query: Mapping[str, str], **changed: object) -> str:
     values = {name: value for name, value in {**query, **changed}.items() if value not in (None, "")}
     pairs = "&".join(f"{quote(name)}={quote(str(value), safe='')}" for name, value in values.items())
     return f"{url}?{pairs}" if pairs else url
-
-
-def ids(values: Iterable[object]) -> str:
-    """Return a few values as a text."""
-    return harmless(", ".join(map(str, values)))

@@ -31,6 +31,7 @@ from toc.observe.log import get_logger, stack
 
 log = get_logger(__name__)
 
+Values = Mapping[str, Any]
 BY_NAME: Mapping[str, HttpCall] = {call.name: call for call in CALLS}
 WAIT_SECONDS = 1.5
 """How long a page waits for a part."""
@@ -148,54 +149,39 @@ class View:
         """Whether who is logged in may do it."""
         return self.session.token.may(action, topic) is Access.ALLOWED
 
+    def _asked(self, name: str, query: Values | None, body: Values | None, path: dict[str, str]) -> Asked:
+        """Return the request of a call, checked. Raises Problem if it is not allowed."""
+        call, token = BY_NAME[name], self.session.token
+        if token.may(call.access) is Access.FORBIDDEN:
+            raise forbidden(token, call.access)
+        sent = {key: value for key, value in (query or {}).items() if value not in (None, "")}
+        content = None if call.body is None else _checked(call.body, body or {})
+        return Asked(self.service, call, token, path, _checked(call.query, sent), content)
+
     async def ask(
-        self,
-        name: str,
-        query: Mapping[str, Any] | None = None,
-        body: Mapping[str, Any] | None = None,
-        /,
-        **path: str,
+        self, name: str, query: Values | None = None, body: Values | None = None, /, **path: str
     ) -> Any:
         """Make a call of the native API, named as ``GET /v1/topics``, and return what it answers. Values of
         the query are texts; None and '' are left out. Raises Problem, TocError."""
         return (await self.call(name, query, body, **path)).content
 
     async def call(
-        self,
-        name: str,
-        query: Mapping[str, Any] | None = None,
-        body: Mapping[str, Any] | None = None,
-        /,
-        **path: str,
+        self, name: str, query: Values | None = None, body: Values | None = None, /, **path: str
     ) -> Answer:
         """Make a call as ``ask`` does, and return the whole answer."""
-        call, token = BY_NAME[name], self.session.token
-        if token.may(call.access) is Access.FORBIDDEN:
-            raise forbidden(token, call.access)
-        asked = Asked(
-            self.service, call, token, path, _checked(call.query, _sent(query)),
-            None if call.body is None else _checked(call.body, body or {}),
-        )  # fmt: skip
-        if call.method != "GET":
-            return await call.handler(asked)
+        asked = self._asked(name, query, body, path)
+        if asked.call.method != "GET":
+            return await asked.call.handler(asked)
         try:
             async with asyncio.timeout(ASK_SECONDS):
-                return await call.handler(asked)
+                return await asked.call.handler(asked)
         except TimeoutError:
             raise Problem(UNAVAILABLE, "a server does not answer; try again in a moment") from None
 
     async def listed(
-        self,
-        title: str,
-        name: str,
-        key: str,
-        columns: Sequence[Column],
-        query: Mapping[str, str] | None = None,
-        /,
-        *blocks: Block,
-        cursor: str = "next",
-        empty: str = "None.",
-    ) -> Content:
+        self, title: str, name: str, key: str, columns: Sequence[Column],
+        query: Mapping[str, str] | None = None, /, *blocks: Block, cursor: str = "next", empty: str = "None.",
+    ) -> Content:  # fmt: skip
         """Return a page with the list that a call answers under a key. ``query`` is that of the page, its
         ``cursor`` where it begins, and ``blocks`` stand before the list."""
         part = await self.part(title, name, query)
@@ -207,35 +193,20 @@ class View:
         return Content(title, shown, part.at)
 
     async def part(
-        self,
-        what: str,
-        name: str,
-        query: Mapping[str, Any] | None = None,
-        /,
-        *,
-        fresh: float = 0.0,
-        **path: str,
+        self, what: str, name: str, query: Values | None = None, /, *, fresh: float = 0.0, **path: str
     ) -> Part:
         """Make a call that may hang or is dear. ``what`` names what it tells; a reading of at most ``fresh``
         seconds is good enough. Raises Problem if it is not allowed."""
-        call, token = BY_NAME[name], self.session.token
-        if token.may(call.access) is Access.FORBIDDEN:
-            raise forbidden(token, call.access)
-        asked = Asked(self.service, call, token, path, _checked(call.query, _sent(query)), None)
+        asked = self._asked(name, query, None, path)
         # What all see alike who may see it, or what this token sees.
-        who = token.roles if call.access in CLUSTER_ACTIONS else token.name
+        who = asked.token.roles if asked.call.access in CLUSTER_ACTIONS else asked.token.name
         key = name, tuple(sorted((query or {}).items())), tuple(sorted(path.items())), who
-        read = partial(call.handler, asked)
+        read = partial(asked.call.handler, asked)
         one = await self.readings.get(key, read, max(fresh, self.fresh), WAIT_SECONDS)
         why = one.error or ("it is still being read" if one.reading is not None else "")
         old = "" if one.at is None else f"; this is as of {self.ago(one.at)} ago"
         notes: list[Block] = [Note(text=f"{what}: {why}{old}.", level="bad")] if why else []
         return Part(one.value, notes, one.at)
-
-
-def _sent(values: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the values that are sent: what is empty in a form is not."""
-    return {key: value for key, value in (values or {}).items() if value not in (None, "")}
 
 
 def _checked(model: type[BaseModel], values: Mapping[str, Any]) -> Any:

@@ -26,7 +26,7 @@ from toc.model.access import Access, Action, Role, Token
 from toc.model.pull import MAX_TTR_SECONDS, AckOutcome
 from toc.model.task import Submission, TaskRow, TaskStatus
 from toc.model.topic import Template
-from toc.operate import bulk
+from toc.operate import bulk_jobs as bulk
 from toc.operate.audit import audited
 from toc.operate.operation import Place
 from toc.operate.tokens import LONGEST, create_token, revoke_token
@@ -468,14 +468,13 @@ class LmstfyAdmin(Dialect):
         name = f"{words or wire.NAME}-{secrets.token_hex(4)}"
         with audited(center.store, giver.name, "token.create", name, namespace=namespace):
             made = create_token(
-                center.store,
+                center,
                 name,
                 roles=ROLES,
                 topics=[f"{prefix_of(namespace)}*"],
-                clock=center.clock,
                 by=f"{giver.name}: {description}"[:128],
                 giver=giver,
-                secret=secret_of(given) if given else None,
+                secret=secret_of(given) if given else "",
             )
         return made.secret
 

@@ -17,7 +17,7 @@ from toc.model.errors import RequestReused, TocError
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, Submission, TaskRow
 from toc.model.topic import Topic
 from toc.operate.late import may_be_late, why
-from toc.operate.shown import TaskWithWhy, task_shown
+from toc.operate.records import TaskWithWhy, task_shown
 from toc.store.store import Store
 
 R = TypeVar("R")

@@ -6,7 +6,7 @@ its counters: OpenMetrics for clients that ask for it, else the older text forma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -93,22 +93,3 @@ def decode(text: str) -> Values:
             counts = cells[:-1]
             cells[:-1] = [count - below for count, below in zip(counts, [0.0, *counts], strict=False)]
     return values
-
-
-def quantile(buckets: Sequence[float], cells: Sequence[float], part: float) -> float | None:
-    """Return the value below which ``part`` (0 to 1) of a histogram lies; None if it is empty.
-
-    Computed as Prometheus does: values are taken to be evenly spread within a bucket, and those beyond the
-    last bound count as that bound.
-    """
-    counts = cells[:-1]
-    wanted = part * sum(counts)
-    if not wanted:
-        return None
-    before, low = 0.0, 0.0
-    for bound, count in zip(buckets, counts, strict=False):
-        if count and before + count >= wanted:
-            return low + (bound - low) * (wanted - before) / count
-        before += count
-        low = bound
-    return buckets[-1]

@@ -188,16 +188,9 @@ class Tracing:
         span.end()
 
     def _start(
-        self,
-        operation: str,
-        kind: object,
-        job_id: int,
-        topic: str,
-        more: Attributes,
-        *,
-        links: Sequence[Link] = (),
-        start_ns: int | None,
-    ) -> Span:
+        self, operation: str, kind: object, job_id: int, topic: str, more: Attributes, *,
+        links: Sequence[Link] = (), start_ns: int | None,
+    ) -> Span:  # fmt: skip
         return self._tracer.start_span(
             f"{operation} {topic}",
             self._above(job_id),

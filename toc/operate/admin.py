@@ -1,90 +1,22 @@
-"""What operators do with topics, dead tasks, slots and the schema. Store and queues are passed in."""
+"""What operators do with the schema and the index: upgrade, check, refill, switch on and off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
-from toc.config import Settings
-from toc.coordination.coordinator import SlotRow
-from toc.index.messages import Peek
-from toc.maintenance.depths import depths
-from toc.maintenance.passes import sweep_all
-from toc.maintenance.sweep import Sweep, SweepCounts
-from toc.model.errors import (
-    ConfigError,
-    IndexUnavailable,
-    InvalidInput,
-    UnknownTask,
-    UnknownTopic,
-)
-from toc.model.task import TaskRow
-from toc.model.topic import Slot, Topic, check_native, check_topic_name
-from toc.operate.cluster import slot_owners
-from toc.sdk.client import TimeoutCenter
-from toc.sdk.parts import open_queues
-from toc.sdk.submission import check_job_id
-from toc.store.check import ShardStatus
-from toc.store.store import Store
-from toc.store.tasks.scan import of_type
+from toc.model.access import Action as Right
+from toc.model.errors import ConfigError, IndexUnavailable
+from toc.operate.cluster import living_workers
+from toc.operate.operation import Doing, Record, operation
 
 if TYPE_CHECKING:
+    from toc.config import Settings
+    from toc.maintenance.sweep import SweepCounts
+    from toc.model.topic import Topic
+    from toc.sdk.client import TimeoutCenter
+    from toc.store.check import ShardStatus
     from toc.store.migrate import Migrator
-
-
-# --- topics -------------------------------------------------------------------------------------------------
-
-
-def get_topic(store: Store, name: str) -> Topic:
-    """Return the topic ``name``. Raises InvalidTopic or UnknownTopic."""
-    topic = store.topics.get(check_topic_name(name))
-    if topic is None:
-        known = ", ".join(sorted(topic.name for topic in store.topics.list()))
-        raise UnknownTopic(f"there is no topic {name!r}; there are: {known or 'none yet'}", name)
-    return topic
-
-
-def create_topic(
-    center: TimeoutCenter, name: str, *, biz_type: int, slot_amount: int, **policies: Any
-) -> Topic:
-    """Create a topic; ``policies`` are fields of Topic.
-
-    Raises InvalidTopic, TopicExists, UnknownTarget.
-    """
-    check_native(name, "name")
-    topic = Topic(name, biz_type, slot_amount, **policies)
-    if topic.target:
-        center.store.targets.check_usable(topic.target, name)
-    center.store.topics.create(topic)
-    return topic
-
-
-def alter_topic(store: Store, name: str, changes: Mapping[str, Any]) -> Topic:
-    """Change fields of a topic and return it. Raises InvalidTopic, UnknownTopic, UnknownTarget or
-    InvalidInput."""
-    if not changes:
-        raise InvalidInput(f"nothing to change on {name!r}: name at least one policy")
-    if changes.get("target"):
-        store.targets.check_usable(changes["target"], name)
-    return store.topics.alter(name, **changes)
-
-
-# --- a task ------------------------------------------------------------------------------------------
-
-
-def get_row(store: Store, job_id: int) -> TaskRow:
-    """Return a task's row, with the columns that only operators need. Raises InvalidInput or UnknownTask."""
-    store.check_layout()
-    row = store.get(check_job_id(job_id))
-    if row is None:
-        raise UnknownTask(
-            f"there is no task {job_id}; finished ones are purged after their topic's retention"
-        )
-    return row
-
-
-# --- the index ----------------------------------------------------------------------------------------------
 
 
 def refill(
@@ -98,6 +30,10 @@ def refill(
     ``progress`` gets the part done (0 to 1) and the counts so far. If some tables do not answer, it goes
     through all others, then raises StoreUnavailable or SchemaBehind. Raises ConfigError if there is no index.
     """
+    from toc.maintenance.passes import sweep_all
+    from toc.maintenance.sweep import Sweep
+    from toc.store.tasks.scan import of_type
+
     if not center.store.identity.indexed():
         raise ConfigError(
             f"the tasks on {center.store.identity.place} are not indexed: their rows alone say what is due, "
@@ -109,49 +45,13 @@ def refill(
     return sweep_all(sweep, center.store.tables, where=where, progress=progress)
 
 
-# --- slots ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class SlotView:
-    """A slot as operators see it.
-
-    ``ownership`` says who owns it and why; None if nobody has heard of it yet. ``queues`` holds its counts,
-    or the IndexUnavailable that says why there are none.
-    """
-
-    slot: Slot
-    ownership: SlotRow | None
-    queues: Peek | IndexUnavailable
-
-    @property
-    def overdue_ms(self) -> int | None:
-        """For how many ms, by Redis' clock, the earliest task that none has taken has been due; None if
-        unknown."""
-        if isinstance(self.queues, IndexUnavailable) or self.queues.next_due is None:
-            return None
-        return max(0, self.queues.redis_now_ms - int(self.queues.next_due))
-
-
-def slot_views(center: TimeoutCenter, topic: str | None = None) -> list[SlotView]:
-    """Return every slot of all topics, or of ``topic``. Raises UnknownTopic, StoreUnavailable or
-    CoordinationUnavailable."""
-    store = center.store
-    topics = [get_topic(store, topic)] if topic is not None else store.topics.list()
-    by_slot = {Slot(row.topic, row.number): row for row in slot_owners(center)}
-    slots = sorted(slot for each in topics for slot in each.slots())
-    peeks = depths(store, center.queues, topics, slots, center.clock.now_ms())
-    return [SlotView(slot, by_slot.get(slot), peek) for slot, peek in peeks.items()]
-
-
-# --- schema -----------------------------------------------------------------------------------------------
-
-
 def require_no_other(settings: Settings, statuses: Sequence[ShardStatus]) -> None:
     """Raise ConfigError if there is no task table while Redis remembers one: it was lost, or is elsewhere.
 
     A Redis that does not answer remembers nothing.
     """
+    from toc.sdk.parts import open_queues
+
     if settings.redis_url is None or not all(status.absent for status in statuses):
         return
     queues = open_queues(settings)
@@ -182,3 +82,55 @@ def migrator(settings: Settings) -> Migrator:
         read_timeout=settings.read_timeout,
         write_timeout=settings.write_timeout,
     )
+
+
+# --- whether there is an index
+
+
+def _can_switch(doing: Doing, *, on: bool) -> None:
+    """Raise ConfigError, UnfitServer or Unavailable if the index cannot be switched on or off now."""
+    from toc.index.preflight import require_fit
+
+    center = doing.center
+    if on:
+        if center.settings.redis_url is None:
+            raise ConfigError("TOC_REDIS_URL is not set: set it, here and for every process, before")
+        require_fit(center.queues)
+    if hosts := sorted({row.member.host for row in living_workers(center)}):
+        raise ConfigError(
+            f"workers or gateways are alive on {', '.join(hosts)}: stop them, then run this again, then "
+            "start them with the other settings"
+        )
+
+
+def _switch(doing: Doing, *, on: bool) -> Record:
+    identity = doing.center.store.identity
+    before = identity.indexed()
+    identity.set_indexed(on)
+    return {"indexed": on, "changed": before is not on}
+
+
+@operation("index.on", "", Right.CHANGE_CLUSTER, "Index tasks",
+           check=lambda doing: _can_switch(doing, on=True),
+           target=lambda doing: doing.center.settings.cluster)  # fmt: skip
+def on(doing: Doing) -> Record:
+    """Have the tasks indexed in Redis. First stop workers and gateways, and set TOC_REDIS_URL for all.
+
+    Submits go on. Workers that start then fill the index, what is due soonest first.
+
+    toc: Example: toc index on
+    """
+    return _switch(doing, on=True)
+
+
+@operation("index.off", "", Right.CHANGE_CLUSTER, "Index no tasks",
+           check=lambda doing: _can_switch(doing, on=False),
+           target=lambda doing: doing.center.settings.cluster)  # fmt: skip
+def off(doing: Doing) -> Record:
+    """Have workers take tasks by their rows alone. First stop workers and gateways; then unset TOC_REDIS_URL.
+
+    Submits go on. What applications that were started with it still index is not looked at.
+
+    toc: Example: toc index off
+    """
+    return _switch(doing, on=False)

@@ -1,102 +1,358 @@
-"""What operators do to many tasks, in chunks: redrive, purge, cancel, reschedule.
+"""Change many tasks: cancel, reschedule, redrive, purge those that are named, or all of a topic that match.
 
-To do it twice is harmless: a chunk that is done has the same outcome. Bulk jobs (``operate/bulk_jobs``) do it
-to all tasks that match.
+All that match are the tasks of a bulk job, which works in the background. First a dry run tells how many
+match. Then the same call with that number and the name of the topic, typed once more, makes the job. At the
+command line the command works on its job itself until it ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+import secrets
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
-from toc.model.errors import IndexUnavailable, InvalidExpiry
-from toc.model.task import CancelOutcome, TaskStatus
-from toc.model.topic import Slot
-from toc.model.verdict import entry_score
-from toc.sdk.changes import Changes
-from toc.sdk.client import TimeoutCenter
+from toc.model.access import Action as Right
+from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
+from toc.model.clock import to_ms
+from toc.model.documents import instant
+from toc.model.errors import InvalidInput, NotGranted, NotInFuture, PartialCancel, UnknownBulk, shown
+from toc.model.task import RescheduleOutcome, TaskStatus
+from toc.model.topic import EVERYTHING
+from toc.operate.audit import audited
+from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
+from toc.operate.tasks import BIZ_ID, DRY_RUN, ERROR, TEXT, selection
 
-CHUNK = 500
-"""At most this many tasks at once: transactions and scripts stay short."""
+if TYPE_CHECKING:
+    from toc.store.tasks.select import Selection
 
-Counts = dict[str, int]
+DEFAULT_RATE = 500
+MAX_RATE = 10_000
+PARTS_ON_PAGE = 20
+"""How many parts of a job's tasks one page of them reads."""
+WHICH = (
+    Param("topic", Value.TOPIC, "The tasks' topic.", REQUIRED),
+    BIZ_ID, TEXT,
+    Param("due_after", Value.PAST, "Due, or dead, from this time on."),
+    Param("due_before", Value.PAST, "Due, or dead, before this time."),
+)  # fmt: skip
+HOW = (
+    Param("rate", Value.NUMBER, f"At most N tasks per second. Default {DEFAULT_RATE}.", DEFAULT_RATE, least=1,
+          most=MAX_RATE),
+    replace(DRY_RUN, about="Make no job; tell how many tasks match."),
+    Param("tasks", Value.WHOLE, "How many match, as the dry run told.", least=1),
+    Param("confirm", Value.TEXT, "The name of the topic once more.", most=128),
+)  # fmt: skip
+WHEN = (
+    Param("delay", Value.SECONDS, "The new deadline, from the moment when a task is moved."),
+    Param("action_time", Value.INSTANT, "The new deadline."),
+    Param("expires_at", Value.INSTANT, "No try starts after it. Default: unchanged."),
+)
+JOB = Param("name", Value.TEXT, "Which job.", REQUIRED, metavar="JOB")
+_LOOK, _CHANGE = Right.FIND_TASKS, Right.CANCEL
+"""To look at jobs; to stop and resume them, for which one needs the right of the job's kind, too."""
 
 
-def redrive(
-    center: TimeoutCenter, job_ids: Sequence[int], *, tries: int | None = None, expires_at: int = 0
-) -> Counts:
-    """Make dead tasks pending again, due now, with all their tries. Skips tasks that are not dead.
+_DONE = {
+    BulkKind.CANCEL: BulkOutcome.CANCELLED.value,
+    BulkKind.RESCHEDULE: BulkOutcome.RESCHEDULED.value,
+    BulkKind.REDRIVE: BulkOutcome.REDRIVEN.value,
+    BulkKind.PURGE: BulkOutcome.PURGED.value,
+}
+"""The outcome of what was simply done."""
 
-    ``tries``: how many they have from now on. They expire at ``expires_at`` (ms), by default never. Writes
-    the rows first, then the index. Counts ``redriven``, and ``not_indexed_yet``: those of them that wait for
-    the sweep, because Redis is out of reach. Raises StoreUnavailable.
+
+def _makes(kind: BulkKind, about: str, *more: Param) -> Operation:
+    """Declare an operation that makes a job. ``about`` is its docstring."""
+
+    def check(doing: Doing, *, dry_run: bool, topic: str, **values: Any) -> None:
+        if kind is BulkKind.RESCHEDULE:
+            _check_deadline(doing, topic, values)
+        if dry_run:
+            return
+        if values.get("confirm") != topic:
+            raise InvalidInput("type the name of the topic here to confirm", "confirm")
+        if values.get("tasks") is None:
+            raise InvalidInput("give the number of tasks that the dry run told", "tasks")
+
+    def make(
+        doing: Doing, *, topic: str, rate: float, dry_run: bool, tasks: int | None = None, **values: Any
+    ) -> Record:
+        values.pop("confirm", None)  # it was checked before
+        when = {one.name: values.pop(one.name, None) for one in WHEN}
+        wanted = selection(doing, kind.status, topic, **values)
+        if dry_run:
+            return {"would_change": doing.center.store.selections.count(wanted)}
+        name = _job_of(doing, kind, topic, wanted, values, when, rate, seen=tasks or 0)
+        return _shown(doing, doing.center.store.bulk.get(name))
+
+    make.__doc__, make.__name__ = about, str(kind)
+    dead = "dead " if kind.status == "dead" else ""
+    return operation(
+        f"bulk.{kind}", f"POST /v1/bulk:{kind}", kind.right, f"{kind.title()} all {dead}tasks that match",
+        *WHICH, *more, *HOW,
+        takes=f"Bulk{kind.name.title()}", place=Place.LONG, audited=False, check=check,
+    )(make)  # fmt: skip
+
+
+cancel_all = _makes(
+    BulkKind.CANCEL, "Cancel all pending tasks of a topic that match. A handler that runs is not stopped."
+)
+reschedule_all = _makes(
+    BulkKind.RESCHEDULE,
+    "Give all pending tasks of a topic that match another deadline, and all tries.",
+    *WHEN,
+)
+redrive_all = _makes(
+    BulkKind.REDRIVE,
+    "Make all dead tasks of a topic that match pending again, due now. First repair the cause.",
+    ERROR,
+)
+purge_all = _makes(BulkKind.PURGE, "Delete all dead tasks of a topic that match, for good.", ERROR)
+
+
+def _job_of(
+    doing: Doing, kind: BulkKind, topic: str, wanted: Selection, which: Record, when: Record, rate: float, *,
+    seen: int,
+) -> str:  # fmt: skip
+    """Make a job of what is wanted, and return its name."""
+    from toc.operate import bulk_jobs
+
+    details = {"selected": _texts(which)} | {k: v for k, v in _texts(when).items() if v is not None}
+    job = BulkJob(secrets.token_hex(6), kind, topic, details, doing.by, rate, 0)
+    return bulk_jobs.make_job(doing.center, job, wanted, seen=seen).name
+
+
+def count_or_do(
+    doing: Doing, kind: BulkKind, which: Record, *,
+    dry_run: bool, rate: float | None, when: Record | None = None, ask: bool = True,
+) -> Record:  # fmt: skip
+    """Do it to all tasks that match, at the command line: as a job, on which it works itself until it ends.
+
+    Returns how many tasks had which outcome, what was done above all; with ``dry_run`` how many match.
     """
-    topics = {topic.biz_type: topic for topic in center.store.topics.list()}
-    counts = {"redriven": 0, "not_indexed_yet": 0}
-    for chunk in _chunks(job_ids):
-        rows = center.store.redrive(chunk, center.clock.now_ms(), tries=tries, expires_at=expires_at)
-        entries: dict[Slot, list[tuple[int, float]]] = {}
-        for row in rows:
-            topic = topics.get(row.biz_type)
-            if topic is None:
-                counts["not_indexed_yet"] += 1  # its topic was removed: no worker consumes its slot
-                continue
-            entry = row.job_id, entry_score(topic, row.next_time, 0)
-            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(entry)
-        for slot, reply in center.queues.redrive(entries).items():
-            if isinstance(reply, IndexUnavailable):
-                counts["not_indexed_yet"] += len(entries[slot])
-        counts["redriven"] += len(rows)
-    return counts
+    from toc.operate.bulk_jobs import work_off
+
+    wanted = selection(doing, kind.status, **which)
+    tasks = doing.center.store.selections.count(wanted)
+    if dry_run:
+        return {f"would_{kind}": tasks}
+    counts = {_DONE[kind]: 0}
+    if not tasks:
+        return counts
+    topic = which.get("topic", EVERYTHING)
+    if ask:
+        doing.confirm(f"{kind} {tasks} {kind.status} tasks" + (f" of {topic}" if "topic" in which else ""))
+    name = _job_of(doing, kind, topic, wanted, which, when or {}, rate or MAX_RATE, seen=tasks)
+    return {**counts, **work_off(doing.center, name, doing.progress)}
 
 
-def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> Counts:
-    """Delete dead tasks for good. Counts ``purged``, and ``left``: those whose Redis server is out of reach.
+def _check_deadline(doing: Doing, topic: str, values: Record) -> None:
+    """Refuse a deadline that no task of the topic could have."""
+    from toc.sdk.submission import RowMaker
 
-    Removes the DeadQueue entry first: without its row it could not be found. If this stops in between, the
-    sweep adds the entry again. One that a sweep adds which read the row just before goes with a later one.
-    Leaves a task alone that was redriven meanwhile.
+    center = doing.center
+    maker = RowMaker(center.clock, center.settings.max_delay, center.settings.max_body)
+    due = maker.deadline(center.catalog.get(topic), values.get("delay"), values.get("action_time"))
+    maker.expiry(values.get("expires_at"), due)
+
+
+def _texts(values: Record) -> Record:
+    """Return values as JSON has them."""
+    return {k: instant(to_ms(v)) if isinstance(v, datetime) else v for k, v in values.items()}
+
+
+@operation("bulk.list", "GET /v1/bulk", _LOOK, "List bulk jobs",
+    Param("limit", Value.WHOLE, "At most N jobs.", 100, least=1, most=1000), takes="BulkQuery",
+)  # fmt: skip
+def list_jobs(doing: Doing, limit: int) -> Record:
+    """Show bulk jobs and how far they came, the newest first.
+
+    toc: Example: toc bulk list --limit 10
     """
-    topics = {topic.biz_type: topic for topic in center.store.topics.list()}
-    counts = {"purged": 0, "left": 0}
-    for chunk in _chunks(job_ids):
-        rows = [row for row in center.store.read(chunk).values() if row.status == TaskStatus.DEAD]
-        sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in rows}
-        entries: dict[Slot, list[int]] = {}
-        for row in rows:
-            topic = topics.get(row.biz_type)
-            if topic is not None:  # else its topic was removed, and the sweep knows no slot for it either
-                entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(row.job_id)
-        for slot, removed in center.queues.purge_dead(entries).items():
-            if isinstance(removed, IndexUnavailable):
-                counts["left"] += len(entries[slot])
-                for job_id in entries[slot]:
-                    del sizes[job_id]
-        counts["purged"] += center.store.delete_ended(sizes, [TaskStatus.DEAD])
-    return counts
+    from toc.operate.bulk_jobs import MOST_SEEN
+
+    jobs = [job for job in doing.center.store.bulk.list(MOST_SEEN) if doing.sees(job.topic)]
+    return {"jobs": [_shown(doing, job) for job in jobs[:limit]]}
 
 
-def cancel(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
-    """Cancel tasks, a chunk in one transaction per server. Returns the outcome of each."""
-    changes = Changes(center)
-    found: dict[int, CancelOutcome] = {}
-    for chunk in _chunks(job_ids):
-        found |= changes.cancel(chunk)
-    return found
+@operation("bulk.show", "GET /v1/bulk/{name}", _LOOK, "Show a bulk job", JOB)
+def show(doing: Doing, name: str) -> Record:
+    """Show a bulk job: how far it came, and how many tasks had which outcome.
+
+    Its `state` is waiting (for a gateway), running, stopping, stopped or done; `error` is why it waits, or
+    the last error about a task. The outcome `may_have_started` means that a try may be running or have run.
+    """
+    return _shown(doing, _job(doing, name))
 
 
-def reschedule_one(
-    center: TimeoutCenter, job_id: int, due: datetime, expires_at: datetime | None = None
-) -> str:
-    """Move a task. Returns the outcome by name: ``expires_before`` if it expires before that time."""
-    try:
-        return center.reschedule(job_id, action_time=due, expires_at=expires_at).value
-    except InvalidExpiry:
-        if expires_at is not None:
-            raise
-        return "expires_before"
+@operation("bulk.tasks", "GET /v1/bulk/{name}/tasks", _LOOK, "Show the outcome of each task of a bulk job",
+           JOB, Param("outcome", BulkOutcome, "Only tasks with this outcome."),
+           Param("next", Value.WHOLE, "The next of the page before.", 0, least=0, most=2**31),
+           takes="BulkTasksQuery")  # fmt: skip
+def outcomes(doing: Doing, name: str, next: int, outcome: BulkOutcome | None = None) -> Record:  # noqa: A002
+    """Show what came of each task of a bulk job, a page at a time.
+
+    A page may be empty although more follow: while `next` is not null, ask on with it.
+
+    toc: Example: toc bulk tasks 3f9c0a11b2c4 --outcome may_have_started
+    """
+    job = _job(doing, name)
+    wanted = range(len(STORED)) if outcome is None else [STORED.index(outcome)]
+    end = min(next + PARTS_ON_PAGE, -(-job.done // PART))
+    parts = [doing.center.store.bulk.part(name, number) for number in range(next, end)]
+    found = [
+        {"job_id": str(job_id), "outcome": STORED[byte].value}
+        for part in parts
+        for job_id, byte in zip(part.job_ids, part.outcomes, strict=False)
+        if byte in wanted
+    ]
+    return {"tasks": found, "next": end if end * PART < job.done else None}
 
 
-def _chunks(job_ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    for first in range(0, len(job_ids), CHUNK):
-        yield job_ids[first : first + CHUNK]
+def _may_change(doing: Doing, name: str) -> None:
+    job = _job(doing, name)
+    if not doing.may(job.kind.right, job.topic):
+        raise NotGranted(f"{doing.by} may not {job.kind} tasks of {job.topic}, nor stop or resume such a job")
+
+
+@operation("bulk.stop", "POST /v1/bulk/{name}:stop", _CHANGE, "Stop a bulk job", JOB,
+           check=_may_change)  # fmt: skip
+def stop(doing: Doing, name: str) -> Record:
+    """Stop a bulk job after its present step. What is done stays done."""
+    return _move(doing, name, BulkState.RUNNING, BulkState.STOPPED)
+
+
+@operation("bulk.resume", "POST /v1/bulk/{name}:resume", _CHANGE, "Resume a bulk job", JOB,
+           check=_may_change)  # fmt: skip
+def resume(doing: Doing, name: str) -> Record:
+    """Let a stopped bulk job go on where it stopped."""
+    from toc.operate.bulk_jobs import check_room
+
+    check_room(doing.center, _job(doing, name).by)
+    return _move(doing, name, BulkState.STOPPED, BulkState.RUNNING)
+
+
+def _move(doing: Doing, name: str, before: BulkState, after: BulkState) -> Record:
+    doing.center.store.bulk.move(name, before, after)
+    job = doing.center.store.bulk.get(name)
+    doing.result["done"] = job.done
+    return _shown(doing, job)
+
+
+def _job(doing: Doing, name: str) -> BulkJob:
+    job = doing.center.store.bulk.get(name)
+    if not doing.sees(job.topic):
+        raise UnknownBulk(f"there is no such bulk job: {shown(name)}")
+    return job
+
+
+def _shown(doing: Doing, job: BulkJob) -> Record:
+    from toc.operate.bulk_jobs import job_record
+
+    return job_record(job, doing.center.clock.now_ms())
+
+
+# --- pending tasks at the command line: one, those of a biz_id on a topic, or all of it
+
+TYPED_TEXT = replace(TEXT, default=None, typed=True)
+RATE = Param("rate", Value.NUMBER, "With --all: at most N tasks per second.", least=0.001, most=10_000,
+             typed=True)  # fmt: skip
+JOB_ID = Param("job_id", Value.JOB_ID, "Which task.", metavar="[JOB_ID]")
+ALL = Param("all", Value.FLAG, "With --topic: all its pending tasks.", default=False)
+MANY: Any = {"place": Place.LONG, "audited": False, "asks": True}
+
+
+def _topic(text: str) -> Param:
+    return Param("topic", Value.TOPIC, text, metavar="NAME")
+
+
+@operation("tasks.cancel", "", Right.CANCEL, "Cancel tasks",
+           JOB_ID, _topic("With --biz-id: its tasks on this topic. With --all: every task."), BIZ_ID,
+           TYPED_TEXT, ALL, RATE, DRY_RUN, **MANY)  # fmt: skip
+def cancel(doing: Doing, *, dry_run: bool, rate: float | None = None, **which: Any) -> Record:
+    """Cancel a task, those of a biz_id on a topic, or all of a topic.
+
+    toc: Exits with 0 only if every task is cancelled and was never started.
+
+    Example: toc cancel --topic order.close --all --rate 200
+    """
+    job_id, chosen = _chosen(**which)
+    if job_id is not None:
+        if dry_run:
+            return {"would_cancel": _pending(doing, job_id)}
+        return {"job_id": str(job_id), "outcome": doing.center.cancel(job_id).value}
+    if "biz_id" in chosen and not dry_run:
+        return {"tasks": _cancel_by_biz(doing, chosen["topic"], chosen["biz_id"])}
+    return count_or_do(doing, BulkKind.CANCEL, chosen, dry_run=dry_run, rate=rate)
+
+
+def _cancel_by_biz(doing: Doing, topic: str, biz_id: int | str) -> list[Record]:
+    partial: PartialCancel | None = None
+    with audited(doing.center.store, doing.by, "tasks.cancel", topic, biz_id=str(biz_id)) as record:
+        try:
+            outcomes = doing.center.cancel_by_biz(topic, biz_id=biz_id)
+        except PartialCancel as exc:
+            partial, outcomes = exc, exc.outcomes
+        record.update(Counter(outcome.value for outcome in outcomes.values()))
+    if partial is not None:
+        raise partial
+    return [{"job_id": str(job_id), "outcome": outcome.value} for job_id, outcome in outcomes.items()]
+
+
+@operation(
+    "tasks.reschedule", "", Right.RESCHEDULE, "Reschedule tasks",
+    JOB_ID,
+    Param("delay", Value.SECONDS, "From now: seconds, 500ms, 30m, 7d."),
+    Param("action_time", Value.INSTANT, "When: RFC 3339 with a zone, 2030-01-31T12:00:00Z."),
+    _topic("With --biz-id: its pending tasks on this topic. With --all: all."), BIZ_ID, TYPED_TEXT, ALL, RATE,
+    DRY_RUN,
+    Param("expires_at", Value.INSTANT, "No try starts after it: RFC 3339 with a zone. Default: unchanged."),
+    **MANY,
+)  # fmt: skip
+def reschedule(
+    doing: Doing, *, delay: float | None = None, action_time: datetime | None = None,
+    expires_at: datetime | None = None, dry_run: bool, rate: float | None = None, **which: Any,
+) -> Record:  # fmt: skip
+    """Give pending tasks, as chosen for `toc cancel`, another deadline and all tries.
+
+    A task that expires before its new deadline needs --expires-at.
+
+    toc: Exits with 0 only if every task is rescheduled and was not due yet.
+
+    Example: toc reschedule --topic order.close --biz-id 42 --action-time 2030-01-31T12:00:00Z
+    """
+    if (delay is None) == (action_time is None):
+        raise InvalidInput("give --delay or --action-time")
+    job_id, chosen = _chosen(**which)
+    center, most = doing.center, doing.center.settings.max_delay
+    if delay is not None and delay > most:
+        raise InvalidInput(f"{delay:g} s is further ahead than TOC_MAX_DELAY={most:g} s")
+    if job_id is not None:
+        if dry_run:
+            return {"would_reschedule": _pending(doing, job_id)}
+        at = action_time or datetime.now(UTC) + timedelta(seconds=delay or 0)
+        outcome = center.reschedule(job_id, action_time=at, expires_at=expires_at)
+        moved = outcome in (RescheduleOutcome.RESCHEDULED, RescheduleOutcome.MAY_HAVE_STARTED)
+        due_at = instant(to_ms(at)) if moved else None
+        return {"job_id": str(job_id), "outcome": outcome.value, "action_time": due_at}
+    if action_time is not None and action_time <= datetime.now(UTC) and not dry_run:
+        raise NotInFuture(f"{action_time.isoformat()} is not after now; give a later time")
+    when = {"delay": delay, "action_time": action_time, "expires_at": expires_at}
+    ask = "biz_id" not in chosen
+    return count_or_do(doing, BulkKind.RESCHEDULE, chosen, dry_run=dry_run, rate=rate, when=when, ask=ask)
+
+
+def _chosen(*, job_id: int | None = None, all: bool, **which: Any) -> tuple[int | None, Record]:  # noqa: A002
+    """Return the task that is named, or which tasks of a topic are meant. Raises InvalidInput."""
+    of_topic = "topic" in which and ("biz_id" in which) != all
+    if (not of_topic and job_id is None) or (job_id is not None and (all or which)):
+        raise InvalidInput("give a JOB_ID, or --topic together with --biz-id or --all")
+    return job_id, which
+
+
+def _pending(doing: Doing, job_id: int) -> int:
+    """Return 1 if a task is pending."""
+    row = doing.center.store.get(job_id)
+    return int(row is not None and row.status == TaskStatus.PENDING)

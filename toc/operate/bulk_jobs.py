@@ -1,8 +1,10 @@
-"""Bulk jobs: made by operators, done in steps by gateway processes, or by the command that made one.
+"""Changes of many tasks, in chunks; and bulk jobs, which make them step by step, in gateway processes or by
+the command that made one.
 
-A step does the next STEP tasks, then writes their outcomes and how far the job came, in one transaction.
-After a kill -9 another process repeats one step at most, once the lease of the dead one has ended. That is
-harmless: a task that is cancelled, rescheduled, redriven or purged twice has the same outcome.
+To do it twice is harmless: a task that is cancelled, rescheduled, redriven or purged twice has the same
+outcome. A step does the next STEP tasks, then writes their outcomes and how far the job came, in one
+transaction. After a kill -9 another process repeats one step at most, once the lease of the dead one has
+ended.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -19,26 +21,24 @@ from typing import Any
 
 from toc.failpoint import failpoint
 from toc.loop import PREFIX
-from toc.model import documents
+from toc.model import documents, errors
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
-from toc.model.errors import (
-    Busy,
-    IndexUnavailable,
-    InvalidInput,
-    SchemaBehind,
-    StoreUnavailable,
-    TocError,
-    Unavailable,
-    UnknownBulk,
-)
+from toc.model.errors import IndexUnavailable, InvalidInput, TocError
+from toc.model.task import CancelOutcome, TaskStatus
+from toc.model.topic import Slot
+from toc.model.verdict import entry_score
 from toc.observe.log import get_logger, redact, stack
-from toc.operate import audit, bulk
+from toc.operate import audit
+from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.bulk import LEASE_MS
+from toc.store.store import Store
 from toc.store.tasks.select import Selection
 
 log = get_logger(__name__)
 
+CHUNK = 500
+"""At most this many tasks at once: transactions and scripts stay short."""
 STEP = 100
 """Most tasks that one step does."""
 STEPS_PER_SECOND = 5
@@ -60,6 +60,80 @@ GROWTH, LEAST_GROWTH = 0.1, 10
 """By which share, or how many, tasks may have become more since whoever confirms has seen their number."""
 
 
+# --- to many tasks, in chunks
+
+
+def redrive(
+    center: TimeoutCenter, job_ids: Sequence[int], *, tries: int | None = None, expires_at: int = 0
+) -> dict[str, int]:
+    """Make dead tasks pending again, due now, with all their tries. Skips tasks that are not dead.
+
+    ``tries``: how many they have from now on. They expire at ``expires_at`` (ms), by default never. Writes
+    the rows first, then the index. Counts ``redriven``, and ``not_indexed_yet``: those of them that wait for
+    the sweep, because Redis is out of reach. Raises StoreUnavailable.
+    """
+    topics = {topic.biz_type: topic for topic in center.store.topics.list()}
+    counts = {"redriven": 0, "not_indexed_yet": 0}
+    for chunk in _chunks(job_ids):
+        rows = center.store.redrive(chunk, center.clock.now_ms(), tries=tries, expires_at=expires_at)
+        entries: dict[Slot, list[tuple[int, float]]] = {}
+        for row in rows:
+            topic = topics.get(row.biz_type)
+            if topic is None:
+                counts["not_indexed_yet"] += 1  # its topic was removed: no worker consumes its slot
+                continue
+            entry = row.job_id, entry_score(topic, row.next_time, 0)
+            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(entry)
+        for slot, reply in center.queues.redrive(entries).items():
+            if isinstance(reply, IndexUnavailable):
+                counts["not_indexed_yet"] += len(entries[slot])
+        counts["redriven"] += len(rows)
+    return counts
+
+
+def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[str, int]:
+    """Delete dead tasks for good. Counts ``purged``, and ``left``: those whose Redis server is out of reach.
+
+    Removes the DeadQueue entry first: without its row it could not be found. If this stops in between, the
+    sweep adds the entry again. One that a sweep adds which read the row just before goes with a later one.
+    Leaves a task alone that was redriven meanwhile.
+    """
+    topics = {topic.biz_type: topic for topic in center.store.topics.list()}
+    counts = {"purged": 0, "left": 0}
+    for chunk in _chunks(job_ids):
+        rows = [row for row in center.store.read(chunk).values() if row.status == TaskStatus.DEAD]
+        sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in rows}
+        entries: dict[Slot, list[int]] = {}
+        for row in rows:
+            topic = topics.get(row.biz_type)
+            if topic is not None:  # else its topic was removed, and the sweep knows no slot for it either
+                entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(row.job_id)
+        for slot, removed in center.queues.purge_dead(entries).items():
+            if isinstance(removed, IndexUnavailable):
+                counts["left"] += len(entries[slot])
+                for job_id in entries[slot]:
+                    del sizes[job_id]
+        counts["purged"] += center.store.delete_ended(sizes, [TaskStatus.DEAD])
+    return counts
+
+
+def cancel(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
+    """Cancel tasks, a chunk in one transaction per server. Returns the outcome of each."""
+    changes = Changes(center)
+    found: dict[int, CancelOutcome] = {}
+    for chunk in _chunks(job_ids):
+        found |= changes.cancel(chunk)
+    return found
+
+
+def _chunks(job_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    for first in range(0, len(job_ids), CHUNK):
+        yield job_ids[first : first + CHUNK]
+
+
+# --- jobs
+
+
 def make_job(center: TimeoutCenter, job: BulkJob, wanted: Selection, *, seen: int) -> BulkJob:
     """Choose the tasks of a job, write it down, and return it with their number.
 
@@ -73,7 +147,7 @@ def make_job(center: TimeoutCenter, job: BulkJob, wanted: Selection, *, seen: in
     _check_number(len(job_ids), seen)
     made = replace(job, tasks=len(job_ids))
     told = {"bulk": job.name, "tasks": made.tasks, "rate": job.rate, **job.details}
-    audit.intend(store, job.name, job.by, _action(job), job.topic, **told)
+    _change(store, job).intend(**told)
     store.bulk.add(made, job_ids)
     return made
 
@@ -82,12 +156,7 @@ def check_room(center: TimeoutCenter, by: str) -> None:
     """Raise Busy if too many jobs of one maker run."""
     jobs = center.store.bulk.list(MOST_SEEN)
     if sum(one.by == by and one.state is BulkState.RUNNING for one in jobs) >= MOST_RUNNING:
-        raise Busy(f"{MOST_RUNNING} bulk jobs of {by} run: wait for one, or stop it")
-
-
-def new_name() -> str:
-    """Return the name of a new job."""
-    return secrets.token_hex(6)
+        raise errors.Busy(f"{MOST_RUNNING} bulk jobs of {by} run: wait for one, or stop it")
 
 
 def _check_number(tasks: int, seen: int) -> None:
@@ -101,9 +170,8 @@ def _check_number(tasks: int, seen: int) -> None:
         )
 
 
-def _action(job: BulkJob) -> str:
-    """The name of what a job does in the audit."""
-    return f"tasks.{job.kind}"
+def _change(store: Store, job: BulkJob) -> audit.Change:
+    return audit.Change(store, job.name, job.by, f"tasks.{job.kind}", job.topic)
 
 
 def job_record(job: BulkJob, now_ms: int) -> dict[str, Any]:
@@ -128,34 +196,39 @@ def job_record(job: BulkJob, now_ms: int) -> dict[str, Any]:
 # --- what one step does
 
 
-def _cancel(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> dict[int, str]:
-    return {job_id: outcome.value for job_id, outcome in bulk.cancel(center, job_ids).items()}
+def _cancel(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> Mapping[int, str]:
+    return {job_id: outcome.value for job_id, outcome in cancel(center, job_ids).items()}
 
 
-def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> dict[int, str]:
+def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> Mapping[int, str]:
     at, ends = job.details.get("action_time"), job.details.get("expires_at")
-    found = {}
+    expiry = None if ends is None else documents.parse_instant(ends)
+    found: dict[int, str] = {}
     for job_id in job_ids:
         later = datetime.now(UTC) + timedelta(seconds=job.details.get("delay", 0))
         due = later if at is None else documents.parse_instant(at)
-        expiry = None if ends is None else documents.parse_instant(ends)
-        found[job_id] = bulk.reschedule_one(center, job_id, due, expiry)
+        try:
+            found[job_id] = center.reschedule(job_id, action_time=due, expires_at=expiry).value
+        except errors.InvalidExpiry:
+            if expiry is not None:
+                raise
+            found[job_id] = BulkOutcome.EXPIRES_BEFORE
     return found
 
 
-def _redrive(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> dict[int, str]:
-    bulk.redrive(center, job_ids)
+def _redrive(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> Mapping[int, str]:
+    redrive(center, job_ids)
     return dict.fromkeys(center.store.read(job_ids), BulkOutcome.REDRIVEN)
 
 
-def _purge(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> dict[int, str]:
-    if bulk.purge_dead(center, job_ids)["left"]:
+def _purge(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> Mapping[int, str]:
+    if purge_dead(center, job_ids)["left"]:
         raise IndexUnavailable("some entries cannot be removed")
     found: dict[int, str] = dict.fromkeys(job_ids, BulkOutcome.PURGED)
     return found | dict.fromkeys(center.store.read(job_ids), BulkOutcome.NOT_DEAD)
 
 
-_DO: Mapping[BulkKind, Callable[[TimeoutCenter, Sequence[int], BulkJob], dict[int, str]]] = {
+_DO: Mapping[BulkKind, Callable[[TimeoutCenter, Sequence[int], BulkJob], Mapping[int, str]]] = {
     BulkKind.CANCEL: _cancel,
     BulkKind.RESCHEDULE: _reschedule,
     BulkKind.REDRIVE: _redrive,
@@ -198,12 +271,17 @@ class BulkRunner:
             if now >= self._look_at:
                 self._look_at = now + LOOK_SECONDS
                 for name in self._table.claim(self._owner, self._only):
-                    with suppress(UnknownBulk):  # it is damaged
+                    with suppress(errors.UnknownBulk):  # it is damaged
                         job = self._table.get(name)
                         self._held[name] = _Held(job, Counter(job.counts or {}), job.done)
             for held in list(self._held.values()):
                 if now >= held.next_at:
-                    self._step_or_stop(held, now)
+                    try:
+                        self._step(held, now)
+                    except TocError:
+                        raise
+                    except Exception as exc:  # its row is damaged; it harms no other
+                        self._save(held, error=_failure(held.job, exc), state=BulkState.STOPPED)
                 elif now >= held.keep_at:
                     self._save(held)
             self._away = False
@@ -230,15 +308,6 @@ class BulkRunner:
             for name in list(self._held):
                 self._table.let_go(name, self._owner)
 
-    def _step_or_stop(self, held: _Held, now: float) -> None:
-        """Do a step; a job whose row is damaged stops, and harms no other."""
-        try:
-            self._step(held, now)
-        except TocError:
-            raise
-        except Exception as exc:
-            self._save(held, error=_failure(held.job, exc), state=BulkState.STOPPED)
-
     def _step(self, held: _Held, now: float) -> None:
         job = held.job
         size = max(1, min(STEP, int(job.rate / STEPS_PER_SECOND)))
@@ -250,7 +319,7 @@ class BulkRunner:
             # whose tasks are elsewhere go on.
             self._center.store.read_tries(chunk).whole()
             found = self._do(held, chunk)
-        except (Unavailable, SchemaBehind) as exc:
+        except (errors.Unavailable, errors.SchemaBehind) as exc:
             held.next_at = self._clock.monotonic() + RETRY_SECONDS
             self._save(held, error=f"it waits: {_why(exc)}")
             return
@@ -262,17 +331,17 @@ class BulkRunner:
         if ended:
             record = {"bulk": job.name, "tasks": done, **counts}
             outcome = {"outcome": audit.DONE}
-            audit.conclude(self._center.store, job.name, job.by, _action(job), job.topic, outcome, record)
+            _change(self._center.store, job).conclude(outcome, record)
         held.done, held.counts = done, counts
         held.next_at = now + len(chunk) / job.rate
         self._save(held, error=held.failed, part=(number, written), state=ended)
 
-    def _do(self, held: _Held, chunk: Sequence[int]) -> dict[int, str]:
+    def _do(self, held: _Held, chunk: Sequence[int]) -> Mapping[int, str]:
         """Return the outcomes of some tasks. Raises Unavailable, SchemaBehind."""
         job, do = held.job, _DO[held.job.kind]
         try:
             return do(self._center, chunk, job)
-        except (Unavailable, SchemaBehind):
+        except (errors.Unavailable, errors.SchemaBehind):
             raise
         except Exception as exc:
             if len(chunk) > 1:  # it is about one of them; the others must not suffer from it
@@ -281,13 +350,9 @@ class BulkRunner:
             return {chunk[0]: BulkOutcome.FAILED}
 
     def _save(
-        self,
-        held: _Held,
-        *,
-        error: str | None = None,
-        part: tuple[int, bytes] | None = None,
+        self, held: _Held, *, error: str | None = None, part: tuple[int, bytes] | None = None,
         state: BulkState | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         name = held.job.name
         held.keep_at = self._clock.monotonic() + LEASE_MS / 3000
         found = self._table.save(
@@ -331,6 +396,6 @@ def _failure(job: BulkJob, error: Exception) -> str:
 
 def _why(error: TocError) -> str:
     """Say what a job waits for. Names no server: whoever may see the job may know of none."""
-    if isinstance(error, StoreUnavailable):
+    if isinstance(error, errors.StoreUnavailable):
         return "a database server is out of reach"
     return "Redis is out of reach" if isinstance(error, IndexUnavailable) else "a server is out of reach"

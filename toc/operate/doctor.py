@@ -20,24 +20,19 @@ from toc.index import preflight
 from toc.index.calls import BySlot
 from toc.index.messages import SILENT_SECONDS, Peek
 from toc.maintenance.depths import depths
+from toc.model import errors
 from toc.model.clock import from_ms
-from toc.model.errors import (
-    CoordinationUnavailable,
-    IndexUnavailable,
-    SchemaBehind,
-    StoreUnavailable,
-    TocError,
-)
+from toc.model.errors import IndexUnavailable, TocError
 from toc.model.finding import Finding, Level
 from toc.model.horizon import LEAST
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import redact
-from toc.operate import schedules, targets
 from toc.operate.cluster import onlooker, open_operator
-from toc.operate.daemons import Late, late
+from toc.operate.top import Late, late
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.table import NamedTable
 from toc.store.store import Store
+from toc.store.tasks.schedules import StoredSchedule
 
 OVERDUE_MS = 10_000
 """Tasks that have been due for this many ms and have not started are reported."""
@@ -45,8 +40,17 @@ MOVE_SECONDS = 3.0
 """A slot that is moving is read again after this many seconds; a handover takes less."""
 GONE_SECONDS = 86_400
 """For how long a host is named that was killed."""
+SCHEDULES_OF_EACH_TABLE = 2000
+"""How many are examined."""
+SCHEDULE_OVERDUE_MS = 60_000
+"""A worker that is alive has moved a schedule on by then."""
 
 WORST_FIRST = (Level.REFUSE, Level.WARN, Level.NOTE, Level.OK)
+_NOBODY = {
+    Delivery.HANDLER: ("no worker handles it", "deploy an app that has a handler for it"),
+    Delivery.PULL: ("no gateway is there", "start `toc gateway`"),
+    Delivery.WEBHOOK: ("no worker sends webhooks", "start `toc worker --webhooks`"),
+}
 
 
 class Line(NamedTuple):
@@ -86,46 +90,41 @@ def examine(
     ``progress`` gets the part done (0 to 1) and what is examined next: a server that does not answer costs
     its timeout, several times over.
     """
-    settings = center.settings
+    settings, store = center.settings, center.store
     settings.need_database_urls()
-    lines = _lines("database", center.store.examine())
+    lines = _lines("database", store.examine())
     try:
         indexed = center.queues.present
-    except (StoreUnavailable, SchemaBehind) as exc:
+    except (errors.StoreUnavailable, errors.SchemaBehind) as exc:
         return [*lines, *_unless_said(lines, "database", exc)]
     progress(0.2, "looking at Redis")
     lines += _redis(center) if indexed else [_NO_INDEX]
-    lines += _not_wanted(center) if indexed else []
     progress(0.4, "looking at topics and slots")
     topics: list[Topic] = []
     topics_read = False
     try:
-        topics = center.store.topics.list()
+        topics, topics_read = store.topics.list(), True
     except TocError as exc:
         lines += _unless_said(lines, "topics", exc)
-    else:
-        topics_read = True
-        lines += _none_yet(topics)
-        lines += [*_lines("redis", _owner(center)), *_bounded(center, topics)] if indexed else []
+    if topics_read and not topics:
+        do = "toc topic create NAME --biz-type N --slots N"
+        lines.append(Line(Level.NOTE, "topics", "-", "there are no topics yet", do))
     slots = [slot for topic in topics for slot in topic.slots()]
     peeks: BySlot[Peek] = {}
     with suppress(TocError):  # the server fails: reported elsewhere
-        peeks = depths(center.store, center.queues, topics, slots, center.clock.now_ms())
+        peeks = depths(store, center.queues, topics, slots, center.clock.now_ms())
     if indexed:
+        lines += _answered(_index_of(center, topics))
         lines += _lines("redis", preflight.broken(center.queues, slots))
         lines += _without_index(peeks)
     progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
-    if settings.zookeeper:
-        lines += _cluster(center, settings.zookeeper, topics)
-    else:
-        lines += _by_rows(center, topics, lines)
-    lines += _topics(topics, peeks)
-    lines += _widely_spread(topics, Spread(settings.databases, len(settings.database_urls)))
-    lines += _damaged_rows(center.store)
-    lines += _lines("targets", targets.examine(center, topics))
+    lines += _cluster(center, topics, lines)
+    lines += _topics(topics, peeks, Spread(settings.databases, len(settings.database_urls)))
+    lines += _answered(_damaged_rows(store))
+    lines += _answered(target_lines(center, topics))
     progress(0.8, "looking at schedules and overdue tasks")
     if topics_read:  # else each would be said to have no topic
-        lines += _lines("schedules", schedules.examine(center, topics))
+        lines += _answered(schedule_lines(center, topics))
         lines += _overdue(center, topics, peeks, lines)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
 
@@ -134,39 +133,10 @@ def _lines(part: str, findings: Iterable[Finding]) -> list[Line]:
     return [Line(found.level, part, *found[1:]) for found in findings]
 
 
-_NO_INDEX = Line(
-    Level.NOTE,
-    "redis",
-    "-",
-    "there is no index: tasks that are submitted less than a second ahead start up to a second late",
-    "for milliseconds always, set TOC_REDIS_URL and run `toc index on`",
-)
-
-
-def _redis(center: TimeoutCenter) -> list[Line]:
-    try:
-        return _lines("redis", preflight.examine(center.queues))
-    except IndexUnavailable as exc:
-        servers = ", ".join(map(str, center.queues.nodes.location.addresses))
-        do = "bring it back, or correct TOC_REDIS_URL"
-        return [Line(Level.REFUSE, "redis", servers, str(exc), do)]
-
-
-def _not_wanted(center: TimeoutCenter) -> list[Line]:
-    """Whether the rows say that there is no index."""
-    with suppress(TocError):  # the schema or the server fails: reported elsewhere
-        if not center.store.identity.indexed():
-            what = "TOC_REDIS_URL is set, and the tasks are not indexed: workers and gateways are refused"
-            return [Line(Level.REFUSE, "redis", "-", what, "unset it, or run `toc index on`")]
-    return []
-
-
-def _owner(center: TimeoutCenter) -> list[Finding]:
-    """Whether the index belongs to this task table."""
-    try:
-        return preflight.owner(center.queues, center.store.identity.get())
-    except TocError:
-        return []  # the schema or the server fails: reported elsewhere
+def _answered(lines: Iterator[Line]) -> Iterator[Line]:
+    """Return lines up to where the schema or a server fails, which is reported elsewhere."""
+    with suppress(TocError):
+        yield from lines
 
 
 def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
@@ -181,7 +151,50 @@ def _is_wrong(lines: Iterable[Line], part: str) -> bool:
     return any(line.part == part and line.level is Level.REFUSE for line in lines)
 
 
-def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Line]:
+def _when(milliseconds: int) -> str:
+    return from_ms(milliseconds).isoformat(timespec="seconds")
+
+
+# --- the index --------------------------------------------------------------------------------------------
+
+_NO_INDEX = Line(
+    Level.NOTE,
+    "redis",
+    "-",
+    "there is no index: tasks that are submitted less than a second ahead start up to a second late",
+    "for milliseconds always, set TOC_REDIS_URL and run `toc index on`",
+)
+
+
+def _redis(center: TimeoutCenter) -> Iterator[Line]:
+    """Its servers, and whether the rows say that there is none."""
+    try:
+        yield from _lines("redis", preflight.examine(center.queues))
+    except IndexUnavailable as exc:
+        servers = ", ".join(map(str, center.queues.nodes.location.addresses))
+        do = "bring it back, or correct TOC_REDIS_URL"
+        yield Line(Level.REFUSE, "redis", servers, str(exc), do)
+    with suppress(TocError):  # the schema or the server fails: reported elsewhere
+        if not center.store.identity.indexed():
+            what = "TOC_REDIS_URL is set, and the tasks are not indexed: workers and gateways are refused"
+            yield Line(Level.REFUSE, "redis", "-", what, "unset it, or run `toc index on`")
+
+
+def _index_of(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
+    """Whether the index belongs to this task table, and memory bounds the horizon of topics."""
+    identity = center.store.identity
+    yield from _lines("redis", preflight.owner(center.queues, identity.get()))
+    bound = identity.horizon()
+    shorter = sum(0 < bound.seconds < topic.horizon for topic in topics)
+    what = f"since {_when(bound.since)} the horizon of {shorter} topics is {bound.seconds} s: {bound.why}"
+    do = "give Redis more memory, add nodes, or raise TOC_REDIS_BUDGET"
+    if shorter and bound.seconds <= LEAST:
+        yield Line(Level.WARN, "redis", "-", f"{what}; it cannot be shorter", do)
+    elif shorter:
+        yield Line(Level.NOTE, "redis", "-", what, f"nothing is late by that; for a longer one, {do}")
+
+
+def _without_index(peeks: BySlot[Peek]) -> Iterator[Line]:
     away = sum(isinstance(peek, IndexUnavailable) for peek in peeks.values())
     if away:
         what = (
@@ -195,37 +208,53 @@ def _without_index(peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Li
 # --- workers ----------------------------------------------------------------------------------------------
 
 
-def _by_rows(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> list[Line]:
-    """Examine a cluster without ZooKeeper."""
-    what = "TOC_ZOOKEEPER is not set: daemons share the work by rows in the first database"
-    do = "set it for many hosts, or to drain, pin and weigh them"
-    lines = [Line(Level.NOTE, "workers", "-", what, do)]
+def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> Iterator[Line]:
+    place = None if center.settings.zookeeper is None else Address.parse(center.settings.zookeeper)
     try:
-        seen = onlooker(center)
-        workers = seen.workers()
-        moving = _moving(seen.slots(), lambda: onlooker(center).slots(), topics)
+        if place is None:
+            what = "TOC_ZOOKEEPER is not set: daemons share the work by rows in the first database"
+            do = "set it for many hosts, or to drain, pin and weigh them"
+            yield Line(Level.NOTE, "workers", "-", what, do)
+            seen = onlooker(center)
+            workers = seen.workers()
+            moving = _moving(seen.slots(), lambda: onlooker(center).slots(), topics)
+            silent = {host: age for host, age in seen.silent().items() if age < GONE_SECONDS}
+        else:
+            yield from _secrecy(place)
+            with open_operator(center.settings) as operator:
+                workers, rows = operator.workers(), operator.slots()
+                yield Line(Level.OK, "zookeeper", place.hosts, "it serves", "")
+                if nodes := operator.open_nodes():
+                    what = f"anyone can change {', '.join(nodes)}: created before TOC_ZOOKEEPER named a user"
+                    do = "in zkCli.sh, after addauth digest user:password: setAcl -R /toc/CLUSTER auth::cdrwa"
+                    yield Line(Level.WARN, "zookeeper", "-", what, do)
+                moving = _moving(rows, operator.slots, topics)
+            silent = _silent(center, {row.member.host for row in workers})
+    except errors.CoordinationUnavailable as exc:
+        do = "bring ZooKeeper back; if it says NoAuth, name the user that created the nodes in TOC_ZOOKEEPER"
+        yield Line(Level.REFUSE, "zookeeper", "-", str(exc), do)
+        return
     except TocError as exc:
-        return [*lines, *_unless_said(known, "workers", exc)]
-    lines += _gone({host: age for host, age in seen.silent().items() if age < GONE_SECONDS})
-    if topics and not workers:
-        do = "start `toc worker --app ...` on each host; its log says why if it ends"
-        return [*lines, Line(Level.REFUSE, "workers", "-", "no worker is alive: nothing fires", do)]
-    if workers:
-        text = f"{len(workers)} workers on {_hosts(workers)}"
-        lines.append(Line(Level.OK, "workers", "-", text, ""))
-    return [*lines, *_elsewhere(center, workers), *_workers(workers, moving, topics)]
-
-
-def _hosts(workers: Iterable[WorkerRow]) -> str:
-    return ", ".join(sorted({row.member.host for row in workers}))
-
-
-def _gone(silent: Mapping[str, int]) -> Iterator[Line]:
-    """The hosts that have no worker now, and whose workers did not leave: seconds since then."""
+        yield from _unless_said(known, "workers", exc)
+        return
     for host, seconds in sorted(silent.items()):
         what = f"its workers ended {seconds} s ago without leaving: it was killed, or is cut off"
         do = "start its daemon again; what ran there runs elsewhere after its topic's prepare_timeout"
         yield Line(Level.WARN, "workers", host, what, do)
+    if topics and not workers:
+        yield from _nobody(center)
+        return
+    if workers:
+        leader = next((row.member.host for row in workers if row.leader), None)
+        text = f"{len(workers)} workers on {', '.join(sorted({row.member.host for row in workers}))}"
+        if place is None:
+            yield Line(Level.OK, "workers", "-", text, "")
+        elif leader:
+            yield Line(Level.OK, "workers", "-", f"{text}; {leader} leads", "")
+        else:
+            yield Line(Level.WARN, "workers", "-", f"{text}; nobody leads", "look at the daemons' logs")
+    yield from _answered(_elsewhere(center, workers))
+    yield from _workers(workers, moving, topics)
 
 
 def _silent(center: TimeoutCenter, hosts: Collection[str]) -> dict[str, int]:
@@ -238,39 +267,18 @@ def _silent(center: TimeoutCenter, hosts: Collection[str]) -> dict[str, int]:
     return {host: age for host, age in heard.items() if host not in hosts and age > SILENT_SECONDS}
 
 
-def _nobody(center: TimeoutCenter) -> list[Line]:
+def _nobody(center: TimeoutCenter) -> Iterator[Line]:
     """Say that there is no worker, unless this Redis is another task table's, which is reported."""
     do = "start `toc worker --app ...` on each host; its log says why if it ends"
-    with suppress(TocError):  # reported elsewhere
-        owner = center.queues.owner()
-        if owner is None:
-            do += ". If one runs, it uses another Redis: compare TOC_REDIS_URL and TOC_NAMESPACE with its own"
-        elif owner.identity != center.store.identity.get():
-            return []
-    return [Line(Level.REFUSE, "workers", "-", "no worker is alive: nothing fires", do)]
-
-
-def _cluster(center: TimeoutCenter, address: str, topics: list[Topic]) -> list[Line]:
-    place = Address.parse(address)
-    lines = list(_secrecy(place))
-    try:
-        with open_operator(center.settings) as operator:
-            workers, rows = operator.workers(), operator.slots()
-            lines.append(Line(Level.OK, "zookeeper", place.hosts, "it serves", ""))
-            lines += _open(operator.open_nodes())
-            moving = _moving(rows, operator.slots, topics)
-    except CoordinationUnavailable as exc:
-        do = "bring ZooKeeper back; if it says NoAuth, name the user that created the nodes in TOC_ZOOKEEPER"
-        return [*lines, Line(Level.REFUSE, "zookeeper", "-", str(exc), do)]
-    lines += _gone(_silent(center, {row.member.host for row in workers}))
-    if topics and not workers:
-        return [*lines, *_nobody(center)]
-    if workers:
-        leader = next((row.member.host for row in workers if row.leader), None)
-        text = f"{len(workers)} workers on {_hosts(workers)}; {leader or 'nobody'} leads"
-        level = Level.OK if leader else Level.WARN
-        lines.append(Line(level, "workers", "-", text, "" if leader else "look at the daemons' logs"))
-    return [*lines, *_elsewhere(center, workers), *_workers(workers, moving, topics)]
+    if center.settings.zookeeper is not None:
+        with suppress(TocError):  # reported elsewhere
+            owner = center.queues.owner()
+            if owner is None:
+                do += ". If one runs, it uses another Redis: "
+                do += "compare TOC_REDIS_URL and TOC_NAMESPACE with its own"
+            elif owner.identity != center.store.identity.get():
+                return
+    yield Line(Level.REFUSE, "workers", "-", "no worker is alive: nothing fires", do)
 
 
 def _elsewhere(center: TimeoutCenter, workers: Sequence[WorkerRow]) -> Iterator[Line]:
@@ -281,22 +289,38 @@ def _elsewhere(center: TimeoutCenter, workers: Sequence[WorkerRow]) -> Iterator[
         for row in workers
         if row.member.joined < settled and not row.member.out_of_reach
     }
-    suspects = set(hosts)
-    with suppress(TocError):  # a server fails: reported elsewhere
+    suspects = preflight.unheard(center.queues, center.store.identity.get(), hosts)
+    if suspects:  # a Redis that was just emptied hears of them again
+        time.sleep(MOVE_SECONDS)
         suspects &= preflight.unheard(center.queues, center.store.identity.get(), hosts)
-        if suspects:  # a Redis that was just emptied hears of them again
-            time.sleep(MOVE_SECONDS)
-            suspects &= preflight.unheard(center.queues, center.store.identity.get(), hosts)
-        what = "its workers use another index than this command: tasks of its slots, or of all others, wait"
-        do = "give all hosts the same TOC_REDIS_URL and TOC_NAMESPACE"
-        for host in sorted({hosts[worker] for worker in suspects}):
-            yield Line(Level.REFUSE, "workers", host, what, do)
+    what = "its workers use another index than this command: tasks of its slots, or of all others, wait"
+    do = "give all hosts the same TOC_REDIS_URL and TOC_NAMESPACE"
+    for host in sorted({hosts[worker] for worker in suspects}):
+        yield Line(Level.REFUSE, "workers", host, what, do)
 
 
 def _workers(workers: list[WorkerRow], moving: Mapping[Slot, str], topics: list[Topic]) -> Iterator[Line]:
-    yield from _out_of_reach(workers)
-    yield from _protocols(workers)
-    yield from _capability(workers, topics)
+    for row in workers:
+        if row.member.out_of_reach:
+            what = f"does not reach {', '.join(sorted(row.member.out_of_reach))}; it keeps its slots"
+            host = row.member.host
+            do = f"if others reach it, look at the network of {host}, or toc drain {host}"
+            yield Line(Level.WARN, "workers", row.member.worker_id, what, do)
+    newest = max((row.member.protocol for row in workers), default=0)
+    older = {row.member.host: row.member for row in workers if row.member.protocol < newest}
+    for host, member in sorted(older.items()):
+        what = f"runs release {member.version} with protocol {member.protocol}; others have {newest}"
+        do = "upgrade it: what needs the higher one is refused until then"
+        yield Line(Level.WARN, "workers", host, what, do)
+    for topic in topics:
+        able = [row for row in workers if row.member.can_handle(topic.name, topic.delivery)]
+        if workers and not able:
+            what, do = _NOBODY[topic.delivery]
+            yield Line(Level.REFUSE, "topics", topic.name, f"{what}: its tasks wait", do)
+        elif able and topic.delivery is not Delivery.PULL and all(row.drained for row in able):
+            hosts = ", ".join(sorted({row.member.host for row in able}))
+            what = f"every host that handles it is drained ({hosts}): its tasks wait"
+            yield Line(Level.REFUSE, "topics", topic.name, what, "toc undrain one of them")
     for slot, why in sorted(moving.items()):
         do = "see toc slots; if it lasts, read the log of that host"
         yield Line(Level.WARN, "slots", str(slot), why, do)
@@ -313,13 +337,6 @@ def _secrecy(place: Address) -> Iterator[Line]:
         what = "the password in TOC_ZOOKEEPER is sent unencrypted"
         do = "set secureClientPort in zoo.cfg, and append ?tls=true&ca=... to TOC_ZOOKEEPER"
         yield Line(Level.NOTE, "zookeeper", place.hosts, what, do)
-
-
-def _open(nodes: list[str]) -> Iterator[Line]:
-    if nodes:
-        what = f"anyone can change {', '.join(nodes)}: created before TOC_ZOOKEEPER named a user"
-        do = "in zkCli.sh, after addauth digest user:password: setAcl -R /toc/CLUSTER auth::cdrwa"
-        yield Line(Level.WARN, "zookeeper", "-", what, do)
 
 
 def _moving(
@@ -346,54 +363,7 @@ def _not_owned(rows: Sequence[SlotRow], topics: list[Topic]) -> dict[Slot, str]:
     return found | dict.fromkeys(absent, "it is missing from the assignment")
 
 
-_NOBODY = {
-    Delivery.HANDLER: ("no worker handles it", "deploy an app that has a handler for it"),
-    Delivery.PULL: ("no gateway is there", "start `toc gateway`"),
-    Delivery.WEBHOOK: ("no worker sends webhooks", "start `toc worker --webhooks`"),
-}
-
-
-def _capability(workers: list[WorkerRow], topics: list[Topic]) -> Iterator[Line]:
-    for topic in topics:
-        able = [row for row in workers if row.member.can_handle(topic.name, topic.delivery)]
-        if workers and not able:
-            what, do = _NOBODY[topic.delivery]
-            yield Line(Level.REFUSE, "topics", topic.name, f"{what}: its tasks wait", do)
-        elif able and topic.delivery is not Delivery.PULL and all(row.drained for row in able):
-            hosts = ", ".join(sorted({row.member.host for row in able}))
-            what = f"every host that handles it is drained ({hosts}): its tasks wait"
-            yield Line(Level.REFUSE, "topics", topic.name, what, "toc undrain one of them")
-
-
-def _out_of_reach(workers: list[WorkerRow]) -> Iterator[Line]:
-    for row in workers:
-        if row.member.out_of_reach:
-            what = f"does not reach {', '.join(sorted(row.member.out_of_reach))}; it keeps its slots"
-            host = row.member.host
-            do = f"if others reach it, look at the network of {host}, or toc drain {host}"
-            yield Line(Level.WARN, "workers", row.member.worker_id, what, do)
-
-
-def _protocols(workers: list[WorkerRow]) -> Iterator[Line]:
-    newest = max((row.member.protocol for row in workers), default=0)
-    older = {row.member.host: row.member for row in workers if row.member.protocol < newest}
-    for host, member in sorted(older.items()):
-        what = f"runs release {member.version} with protocol {member.protocol}; others have {newest}"
-        do = "upgrade it: what needs the higher one is refused until then"
-        yield Line(Level.WARN, "workers", host, what, do)
-
-
-def _when(milliseconds: int) -> str:
-    return from_ms(milliseconds).isoformat(timespec="seconds")
-
-
 # --- topics and their tasks -------------------------------------------------------------------------------
-
-
-def _none_yet(topics: list[Topic]) -> Iterator[Line]:
-    if not topics:
-        do = "toc topic create NAME --biz-type N --slots N"
-        yield Line(Level.NOTE, "topics", "-", "there are no topics yet", do)
 
 
 def _damaged_rows(store: Store) -> Iterator[Line]:
@@ -404,14 +374,13 @@ def _damaged_rows(store: Store) -> Iterator[Line]:
         "tokens": store.tokens,
         "targets": store.targets,
     }
-    with suppress(TocError):  # the server fails: reported elsewhere
-        for part, table in tables.items():
-            for name in sorted(table.damaged()):
-                what = "its row cannot be understood and counts for nothing: another program has changed it"
-                yield Line(Level.REFUSE, part, name, what, "correct the row; the log says what is wrong")
+    for part, table in tables.items():
+        for name in sorted(table.damaged()):
+            what = "its row cannot be understood and counts for nothing: another program has changed it"
+            yield Line(Level.REFUSE, part, name, what, "correct the row; the log says what is wrong")
 
 
-def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) -> Iterator[Line]:
+def _topics(topics: list[Topic], peeks: BySlot[Peek], spread: Spread) -> Iterator[Line]:
     dead: Counter[str] = Counter()
     for slot, peek in peeks.items():
         if isinstance(peek, Peek):
@@ -423,23 +392,6 @@ def _topics(topics: list[Topic], peeks: Mapping[Slot, Peek | IndexUnavailable]) 
         if dead[topic.name]:
             what = f"{dead[topic.name]} dead tasks"
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
-
-
-def _bounded(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
-    """Whether memory bounds the horizon of topics."""
-    with suppress(TocError):  # the server fails: reported elsewhere
-        bound = center.store.identity.horizon()
-        shorter = sum(0 < bound.seconds < topic.horizon for topic in topics)
-        what = f"since {_when(bound.since)} the horizon of {shorter} topics is {bound.seconds} s: {bound.why}"
-        do = "give Redis more memory, add nodes, or raise TOC_REDIS_BUDGET"
-        if shorter and bound.seconds <= LEAST:
-            yield Line(Level.WARN, "redis", "-", f"{what}; it cannot be shorter", do)
-        elif shorter:
-            yield Line(Level.NOTE, "redis", "-", what, f"nothing is late by that; for a longer one, {do}")
-
-
-def _widely_spread(topics: list[Topic], spread: Spread) -> Iterator[Line]:
-    for topic in topics:
         if spread.servers > 1 and spread.server(topic.slot_amount, 0) is None:
             what = (
                 f"each of its {topic.slot_amount} slots has tasks on several database servers: "
@@ -449,13 +401,75 @@ def _widely_spread(topics: list[Topic], spread: Spread) -> Iterator[Line]:
             yield Line(Level.NOTE, "topics", topic.name, what, do)
 
 
+def target_lines(center: TimeoutCenter, topics: Iterable[Topic]) -> Iterator[Line]:
+    """The targets that are missing, paused, or locked for this host. Asks no receiver."""
+    targets = {target.name: target for target in center.targets.list()}
+    for topic in topics:
+        name, what = topic.target, ""
+        if topic.delivery is not Delivery.WEBHOOK or not name:
+            continue
+        if name not in targets:
+            what, do = (
+                "it does not exist",
+                f"toc target create {name}, or toc topic alter {topic.name} --target NAME",
+            )
+        elif not targets[name].serves(topic.name):
+            what = "it is not for that topic"
+            do = f"toc target alter {name} --topics ..., or toc topic alter {topic.name} --target X"
+        if what:
+            what = f"topic {topic.name} sends to it, and {what}: its tasks wait"
+            yield Line(Level.WARN, "targets", name, what, do)
+    for target in targets.values():
+        if target.paused:
+            why = f": {target.paused_why}" if target.paused_why else ""
+            what = f"paused by {target.paused_by}{why}; its tasks wait"
+            yield Line(Level.NOTE, "targets", target.name, what, f"toc target resume {target.name}")
+        try:
+            center.store.targets.open(target)
+        except errors.SecretsLocked as exc:
+            yield Line(Level.WARN, "targets", target.name, str(exc), "set TOC_SECRET_KEY on this host")
+        except errors.NotInstalled:
+            pass  # this host sends none
+
+
+def schedule_lines(center: TimeoutCenter, topics: Iterable[Topic]) -> Iterator[Line]:
+    """The schedules that cannot be read or followed here, or that no worker moves on."""
+    now, by_name = center.clock.now_ms(), {topic.name: topic for topic in topics}
+    for one in center.store.schedules.of_each_table(SCHEDULES_OF_EACH_TABLE):
+        try:
+            what, do = _why_stuck(one, by_name, now)
+        except (errors.InvalidSchedule, OverflowError) as exc:
+            what, do = str(exc), f"toc schedule delete {one.name}; its tasks stay"
+        if what:
+            yield Line(Level.WARN, "schedules", one.name, what, do)
+
+
+def _why_stuck(stored: StoredSchedule, topics: Mapping[str, Topic], now: int) -> tuple[str, str]:
+    """Return what holds a schedule up, and what to do; empty if nothing does. Raises InvalidSchedule."""
+    definition, state = stored.definition, stored.state
+    if state.paused:
+        return "", ""
+    if definition.unknown:
+        do = f"update the time zones of this host, or toc schedule alter {stored.name} --zone ZONE"
+        return definition.unknown, do
+    topic = topics.get(definition.topic)
+    if topic is None or topic.closed:
+        what = f"there is no topic {definition.topic!r} that takes tasks"
+        return what, f"toc topic create, or toc schedule alter {stored.name} --topic TOPIC"
+    late = 0 if state.next_time is None else now - state.next_time - definition.offset
+    if late > SCHEDULE_OVERDUE_MS:
+        what = f"no worker has moved it on for {late // 1000} s"
+        return what, "look for schedule_stuck in the logs of the daemons, which says why"
+    return "", ""
+
+
 def _overdue(
     center: TimeoutCenter, topics: list[Topic], peeks: BySlot[Peek], known: list[Line]
 ) -> Iterator[Line]:
     """Look for overdue tasks in the rows (a bounded read), so that entries missing in the index show too."""
     now = center.clock.now_ms()
     found = center.store.scans.overdue(topics, now - OVERDUE_MS)
-    by_type = {topic.biz_type: topic for topic in topics}
+    names = {topic.biz_type: topic.name for topic in topics}
     strange: dict[int, list[int]] = {}
     free: dict[str, list[int]] = {}
     held: Counter[str] = Counter()
@@ -463,12 +477,12 @@ def _overdue(
     with suppress(TocError):  # the server fails: reported elsewhere
         taken = center.store.leases.living([row.job_id for row in found.rows])
     for row in found.rows:
-        if row.biz_type not in by_type:
+        if row.biz_type not in names:
             strange.setdefault(row.biz_type, []).append(row.job_id)
         elif row.job_id in taken:
-            held[by_type[row.biz_type].name] += 1
+            held[names[row.biz_type]] += 1
         else:
-            free.setdefault(by_type[row.biz_type].name, []).append(now - row.next_time)
+            free.setdefault(names[row.biz_type], []).append(now - row.next_time)
     told_of = {*free, *held, *(topic.name for topic in topics if topic.paused)}
     for slot, peek in peeks.items() if found.more else ():
         # Rows of a backlog were read instead of this topic's, whose slots tell.
@@ -479,14 +493,13 @@ def _overdue(
     # Which of the taken ones run, only their workers know.
     told = late(center) if held.total() else {}
     more = "at least " if found.more else ""
-    none = True
+    lines = []
     for topic in topics:
         by_workers = told.get(topic.name, Late(0, 0))
         waits = min(held[topic.name], by_workers.waiting) if by_workers.seconds * 1000 >= OVERDUE_MS else 0
         overdue = free.get(topic.name, []) + waits * [int(by_workers.seconds * 1000)]
         if overdue:
-            none = False
-            yield _late_line(topic, overdue, waits, more)
+            lines.append(_late_line(topic, overdue, waits, more))
     deleted: Collection[int] = ()
     with suppress(TocError):  # the server fails: reported elsewhere
         deleted = center.store.topics.retired() if strange else ()
@@ -497,13 +510,17 @@ def _overdue(
             # Nothing uses a biz_type again. A process that could not read the topics has submitted them.
             what = f"{more}{len(job_ids)} overdue tasks are of a deleted topic, and never run"
             do = f"toc cancel {min(job_ids)}" + ("; then run this again" if job_ids[1:] else "")
-        yield Line(Level.REFUSE, "tasks", f"biz_type {biz_type}", what, do)
-    if found.failed and not _is_wrong(known, "database"):
-        what = f"overdue tasks in {len(found.failed)} tables could not be looked up: "
-        what += str(next(iter(found.failed.values())))
-        yield Line(Level.WARN, "tasks", "-", what, "see the other lines; then run this again")
-    if none and not strange and not found.failed:
-        yield Line(Level.OK, "tasks", "-", f"none is overdue by more than {OVERDUE_MS // 1000} s", "")
+        lines.append(Line(Level.REFUSE, "tasks", f"biz_type {biz_type}", what, do))
+    if found.failed:
+        why = next(iter(found.failed.values()))
+        what = f"overdue tasks in {len(found.failed)} tables could not be looked up: {why}"
+        if not _is_wrong(known, "database"):
+            do = "see the other lines; then run this again"
+            lines.append(Line(Level.WARN, "tasks", "-", what, do))
+    elif not lines:
+        what = f"none is overdue by more than {OVERDUE_MS // 1000} s"
+        lines.append(Line(Level.OK, "tasks", "-", what, ""))
+    yield from lines
 
 
 def _late_line(topic: Topic, overdue: Sequence[int], waits: int, more: str) -> Line:

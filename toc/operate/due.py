@@ -1,34 +1,34 @@
-"""What comes due when, over all tables: the counts that workers keep, their ages, and what is missing."""
+"""What comes due when, by topic, over all tables; and how the last hour of all members went by minutes.
+
+Workers keep counts of what comes due, which have an age; tables that are not in the sums are named.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypedDict
 
 from toc.model.access import Action as Right
 from toc.model.documents import instant, seconds
-from toc.model.due import (
-    FAR,
-    HOURS,
-    MINUTES,
-    NEAR,
-    Counted,
-    Part,
-    Spans,
-    Step,
-    pile_up,
-    read,
-    spread,
-    sums,
-    total,
-)
-from toc.model.errors import InvalidDocument, StoreUnavailable
+from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, Part, Spans, Step, pile_up, spread, sums, total
+from toc.model.due import read as read_counts
+from toc.model.errors import InvalidDocument, InvalidInput, StoreUnavailable
+from toc.model.minute import KEPT, LATENESS, MINUTE_MS, OTHERS, Tally, plus
+from toc.model.minute import read as read_minute
 from toc.model.topic import Topic
-from toc.operate.admin import get_topic
-from toc.operate.lateness import hour
-from toc.operate.operation import Doing, Record
-from toc.store.store import Store
+from toc.observe.metrics import LATENESS as LATENESS_METRIC
+from toc.observe.metrics import quantile
+from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
+from toc.operate.topics import get_topic
+
+if TYPE_CHECKING:
+    from toc.store.records.cluster import MinuteTable
+    from toc.store.store import Store
 
 OLD_MS = (NEAR.spans - MINUTES) * NEAR.length
 """Minutes that were counted longer ago than this no longer reach to the end of the next hour."""
@@ -36,6 +36,11 @@ QUIET = 600
 """Tasks a minute that are never beyond the capacity: what has had little to do has shown little of it."""
 
 AWAY = "its database server is out of reach"
+WEEK = 7 * 86_400
+TOPIC = Param("topic", Value.TOPIC, "Only this topic.", metavar="[TOPIC]")
+
+
+# --- what comes due
 
 
 @dataclass(slots=True)
@@ -81,7 +86,7 @@ def due(store: Store, now_ms: int, *, servers: bool = True) -> Due:
         name, found = store.name_of(table), {}
         for row in rows:
             try:
-                counts[row.part].append(read(row.counts))
+                counts[row.part].append(read_counts(row.counts))
             except (InvalidDocument, KeyError):  # of a later version, or edited by hand
                 continue
             found[row.part] = row.age
@@ -141,13 +146,58 @@ def _topics(doing: Doing, only: str | None) -> list[Topic]:
     return list(known.values()) or doing.center.store.topics.list()
 
 
-def due_record(doing: Doing, only: str | None) -> Record:
-    """Return what comes due, of all topics that may be seen or of one."""
-    asked = _Asked(doing, only)
+class DueCounts(TypedDict):
+    """Pending tasks: of each topic, of `others` (topics that are gone, or too small to be told apart), and of
+    all these.
+
+    `overdue`: waiting or running; due within an `hour`, a `day`, a `week`, or `later`. `minutes` are the next
+    60, from `minutes_from` on, and `hours` the next 168. Workers count them in the background: `ages` are
+    seconds, of the table counted the longest ago. `missing` names tables that are not, or not fully, in
+    these numbers. `capacity`: the most tasks that the living workers have started in a minute; `beyond` are
+    the minutes of the next hour in which more come due, of all topics.
+    """
+
+    now: str
+    minutes_from: str
+    hours_from: str
+    topics: list[dict[str, Any]]
+    others: dict[str, Any] | None
+    total: dict[str, Any]
+    ages: dict[str, Any]
+    missing: list[dict[str, Any]]
+    capacity: int | None
+    beyond: list[dict[str, Any]]
+
+
+class Pile(TypedDict):
+    """What would wait after a pause: `waiting` at its end, and in `steps` how many come due in each minute,
+    later each hour, and wait at its end.
+
+    Then `rate` tasks a second are started, or what other topics leave of the `capacity` (tasks a minute). At
+    `drained`, after `drain_seconds`, nothing waits any more; null: not within a week, or no rate is known.
+    """
+
+    topic: str | None
+    now: str
+    resumed: str
+    waiting: int
+    rate: float | None
+    capacity: int | None
+    drained: str | None
+    drain_seconds: float | None
+    steps: list[dict[str, Any]]
+    missing: list[dict[str, Any]]
+
+
+@operation("due.show", "GET /v1/due", Right.READ_TOPICS, "Show what comes due when",
+           TOPIC, takes="DueQuery", gives=DueCounts, place=Place.ALL)  # fmt: skip
+def show(doing: Doing, topic: str | None = None) -> Record:
+    """Show how many tasks come due in each minute of the next hour and each hour of the next week."""
+    asked = _Asked(doing, topic)
     found, capacity = asked.due, asked.capacity
     shown = [{"topic": name, **found.shown([biz_type])} for biz_type, name in asked.mine.items()]
-    if only is not None and not shown:
-        shown = [{"topic": only, **found.shown([])}]
+    if topic is not None and not shown:
+        shown = [{"topic": topic, **found.shown([])}]
     shown.sort(key=lambda one: (-one["overdue"] - one["week"] - one["later"], one["topic"]))
     first, all_ = found.now_ms // NEAR.length, found.shown(found.counted)["minutes"]
     beyond = [
@@ -172,10 +222,22 @@ def due_record(doing: Doing, only: str | None) -> Record:
     }
 
 
-def what_if_record(doing: Doing, only: str | None, pause: float, rate: float | None) -> Record:
-    """Return what would pile up in ``pause`` seconds; ``rate``: tasks a second that are started
-    afterwards."""
-    asked = _Asked(doing, only)
+@operation(
+    "due.what_if", "GET /v1/due:what-if", Right.READ_TOPICS, "Show what would pile up",
+    TOPIC,
+    Param("pause", Value.SECONDS, "For how long.", REQUIRED, above=0, most=WEEK),
+    Param("rate", Value.NUMBER, "Tasks a second that are started afterwards. Default: what the capacity "
+          "leaves beside other topics.", least=0.001, most=1e6),
+    takes="WhatIf", gives=Pile, place=Place.ALL,
+)  # fmt: skip
+def what_if(doing: Doing, pause: float, topic: str | None = None, rate: float | None = None) -> Record:
+    """Show how many tasks would wait after a pause from now on, of a topic or of all, and for how long.
+
+    Of what is submitted by now; each hour after the next is taken to be even.
+    """
+    if not 0 < pause <= WEEK:
+        raise InvalidInput(f"a pause is more than 0 s and at most {WEEK} s (7d), not {pause:g} s", "pause")
+    asked = _Asked(doing, topic)
     found, capacity, paused = asked.due, asked.capacity, {*asked.mine, *asked.rest}
     own, others = found.shown(sorted(paused)), found.shown(sorted(set(found.counted) - paused))
     now, resumed = found.now_ms, found.now_ms + round(pause * 1000)
@@ -184,7 +246,7 @@ def what_if_record(doing: Doing, only: str | None, pause: float, rate: float | N
     steps = [Step(*span, other) for span, other in zip(spans, beside, strict=True)]
     pile = pile_up(steps, own["overdue"], resumed, rate, None if capacity is None else capacity / 60)
     return {
-        "topic": only,
+        "topic": topic,
         "now": instant(now),
         "resumed": instant(resumed),
         "waiting": pile.waiting,
@@ -195,3 +257,115 @@ def what_if_record(doing: Doing, only: str | None, pause: float, rate: float | N
         "steps": [{"at": instant(at), "due": due, "waiting": waiting} for at, due, waiting in pile.steps],
         "missing": found.missing,
     }
+
+
+# --- the last hour
+
+BOUNDS = LATENESS_METRIC.metric.buckets
+NOTHING = [0] * (LATENESS + len(BOUNDS) + 1)
+_COUNTS = ("starts", "processed", "failed", "dead")
+ALIVE_MINUTES = 3
+"""A member that has written none of the last minutes is not counted as one that can start tasks."""
+
+
+@dataclass(slots=True)
+class Hour:
+    """The KEPT minutes before the present one. ``first_ms``: when they begin.
+
+    ``topics``: by name, the Tally of each minute. ``members``: of each the age (ms) of its last minute.
+    ``capacity``: the sum of the most starts that each living member has seen in a minute; None without one.
+    """
+
+    first_ms: int
+    topics: dict[str, list[Tally]] = field(default_factory=dict)
+    members: dict[str, int] = field(default_factory=dict)
+    capacity: int | None = None
+
+
+def hour(table: MinuteTable, now_ms: int) -> Hour:
+    """Read the last minutes of all members. Raises StoreUnavailable, SchemaBehind."""
+    first = now_ms // MINUTE_MS - KEPT
+    found = Hour(first * MINUTE_MS)
+    most: dict[str, int] = {}
+    for row in table.since(found.first_ms):
+        with suppress(InvalidDocument):  # of a later version, or edited by hand
+            minute, place = read_minute(row.counts), row.minute // MINUTE_MS - first
+            found.members[row.member] = max(now_ms - row.minute - MINUTE_MS, 0)
+            most[row.member] = minute.most
+            for topic, tally in minute.topics.items():
+                if place < KEPT:  # else it is of the present one, by a clock that is ahead, or by its end
+                    into = found.topics.setdefault(topic, [()] * KEPT)
+                    into[place] = plus(into[place], tally)
+    living = [member for member, age in found.members.items() if age < ALIVE_MINUTES * MINUTE_MS]
+    if living:
+        found.capacity = sum(most[member] for member in living)
+    return found
+
+
+def lateness_record(
+    found: Hour, sees: Callable[[str], bool], only: str | None = None, *, whole: bool
+) -> Record:
+    """Return it as shown to somebody who ``sees`` some topics; ``whole``: and the members. ``only``: one
+    topic alone."""
+    names = [
+        name for name in found.topics if only in (None, name) and (whole if name == OTHERS else sees(name))
+    ]
+    columns = zip(*(found.topics[name] for name in names), [NOTHING] * KEPT, strict=True)
+    minutes = [reduce(plus, column, NOTHING) for column in columns]
+    topics = [{"topic": name or "(others)", **_sums(found.topics[name])} for name in names]
+    topics.sort(key=lambda one: (-one["starts"], one["topic"]))
+    members = [{"member": member, "age": seconds(age)} for member, age in sorted(found.members.items())]
+    total: Record = {name: [minute[place] for minute in minutes] for place, name in enumerate(_COUNTS)}
+    return {
+        "minutes_from": instant(found.first_ms),
+        "bounds": list(BOUNDS),
+        "topics": topics,
+        "total": total | {"lateness": [minute[LATENESS:] for minute in minutes]},
+        "members": members if whole else None,
+        "capacity": found.capacity if whole else None,
+    }
+
+
+def _sums(minutes: Sequence[Tally]) -> Record:
+    """Return the sums of an hour, and how late (seconds) the starts were."""
+    total = reduce(plus, minutes, NOTHING)
+    late = {}
+    for part in (50, 99):
+        found = quantile(BOUNDS, [*total[LATENESS:], 0], part / 100)
+        late[f"lateness_p{part}"] = None if found is None else round(found, 4)
+    return dict(zip(_COUNTS, total, strict=False)) | late
+
+
+class Lateness(TypedDict):
+    """What was done in each of the last 60 minutes, from `minutes_from` on, the present one not included.
+
+    `total` has the `starts`, `processed`, `failed` (to be tried again) and `dead` of each minute, and in
+    `lateness` of each minute the starts by how late they were: up to each of the `bounds` (seconds), then
+    later ones. `topics` has sums over the hour. A try counts when its outcome is written; of tasks that
+    consumers pull only the starts count, in no bucket. `members`: daemons and embedded workers, and for how
+    many seconds each has written nothing.
+    """
+
+    minutes_from: str
+    bounds: list[float]
+    topics: list[dict[str, Any]]
+    total: dict[str, Any]
+    members: list[dict[str, Any]] | None
+    capacity: int | None
+
+
+@operation("lateness.show", "GET /v1/lateness", Right.READ_TOPICS, "Show the last hour",
+           TOPIC, takes="LatenessQuery", gives=Lateness)  # fmt: skip
+def lateness(doing: Doing, topic: str | None = None) -> Record:
+    """Show starts, outcomes and lateness of the last hour, minute by minute.
+
+    toc: The console draws how late the starts of each minute were; --json has the numbers.
+
+    Examples: toc lateness
+              toc lateness order.close --json
+    """
+    store = doing.center.store
+    if topic is not None:
+        get_topic(store, topic)
+    found = hour(store.minutes, doing.center.clock.now_ms())
+    return lateness_record(found, doing.sees, topic, whole=doing.may(Right.READ_CLUSTER))

@@ -1,40 +1,110 @@
-"""Why a task is late, for whoever asks: what its row keeps of its late starts, and, of one that waits, what
-can be seen now. Every door shows the same."""
+"""Tasks that run, and why others are late: what rows keep of late starts, and, of a task that waits, what can
+be seen now. Every door shows the same.
+
+Those run whose rows a worker has leased, as it does 0.75 s after the take. A task that a worker has taken and
+not started yet counts too.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import cast
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from typing_extensions import TypedDict
+
+from toc.coordination.znodes import host_of
+from toc.model import lateness
+from toc.model.access import Action as Right
+from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable, Unavailable
-from toc.model.lateness import (
-    LATE_MS,
-    Cause,
-    LateStart,
-    Span,
-    Tried,
-    Why,
-    clock_time,
-    explain,
-    fill,
-    late_starts,
-    without_servers,
-)
+from toc.model.lateness import CAUSES, LATE_MS, Cause, Span, Tried, Why, clock_time
 from toc.model.pull import LEASE_ENDED
 from toc.model.sharding import created_ms
 from toc.model.task import TaskRow, TaskStatus
-from toc.model.topic import Delivery, Topic
+from toc.model.topic import Delivery, Slot, Topic
 from toc.model.verdict import CRASHED
-from toc.operate.cluster import workers
-from toc.operate.running import where_of
-from toc.operate.shown import LateShown
-from toc.sdk.client import TimeoutCenter
+from toc.operate.cluster import living_workers
+from toc.operate.operation import Doing, Param, Record, Value, operation
+from toc.operate.records import LateShown
+from toc.operate.tasks import TOPIC
+
+if TYPE_CHECKING:
+    from toc.sdk.client import TimeoutCenter
 
 RECENT_MS = 45_000
 """What made tasks of a topic late so short a while ago still does."""
 SEEN = 20
 """How many episodes at the time of a task are read."""
+DEFAULT_MS = 3_600_000
+CONSUMER = "a consumer"
+"""The owner of a task that was handed out."""
+
+
+class Running(NamedTuple):
+    """Where a task runs. ``worker`` and ``host`` are None if nobody knows; ``since`` (ms) is None if the row
+    does not say it."""
+
+    job_id: int
+    slot: Slot
+    worker: str | None
+    host: str | None
+    since: int | None
+
+
+def running(center: TimeoutCenter, topics: Sequence[Topic], limit: int) -> list[Running]:
+    """Return at most ``limit`` tasks of these topics that run, by slot and job_id.
+
+    Raises StoreUnavailable.
+    """
+    from toc.store.tasks.scan import Position
+
+    store, by_type = center.store, {topic.biz_type: topic for topic in topics}
+    starts = dict.fromkeys(store.tables, Position(0))
+    where = f" AND {store.leases.held()}"
+    pages = store.scans.page(starts, center.clock.now_ms() + 1, limit, where=where).whole()
+    rows = [row for page in pages.values() for row in page if row.biz_type in by_type]
+    found = sorted((by_type[row.biz_type].slot(row.slot_crc, row.slot_amount), row.job_id) for row in rows)
+    there = _where(center, {job_id: slot for slot, job_id in found[:limit]})
+    return [there[job_id] for _, job_id in found[:limit] if job_id in there]
+
+
+def where_of(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Running | None:
+    """Return where a task runs, or None. Raises StoreUnavailable.
+
+    Of a task that a consumer has pulled nobody knows the host.
+    """
+    slot = topic.slot(row.slot_crc, row.slot_amount)
+    if topic.delivery is Delivery.PULL:
+        pulled = center.store.pulls.read([row.job_id]).whole().get(row.job_id)
+        if pulled is not None and pulled.nonce and pulled.next_time > pulled.now:
+            return Running(row.job_id, slot, CONSUMER, None, pulled.began)
+    return _where(center, {row.job_id: slot}).get(row.job_id)
+
+
+def _where(center: TimeoutCenter, slots: Mapping[int, Slot]) -> dict[int, Running]:
+    """Return which of these tasks run, and where."""
+    from toc.store.tasks.leases import owner_number
+
+    leases = center.store.leases.living(slots)
+    claims = center.queues.claims({slots[job_id] for job_id in leases}).values()
+    named = [held for held in claims if not isinstance(held, IndexUnavailable)]
+    owners = {owner_number(worker): worker for held in named for worker in held.values()}
+    if not owners.keys() >= {owner for owner, _ in leases.values()}:  # taken by its row
+        with suppress(Unavailable):
+            names = [row.member.worker_id for row in living_workers(center)]
+            owners |= {owner_number(worker): worker for worker in names}
+    found: dict[int, Running] = {}
+    for job_id, (owner, since) in leases.items():
+        worker = owners.get(owner)
+        host = None if worker is None else host_of(worker)
+        found[job_id] = Running(job_id, slots[job_id], worker, host, since or None)
+    return found
+
+
+# --- why it is late
 
 
 def may_be_late(row: TaskRow, now: int) -> bool:
@@ -56,7 +126,7 @@ def why(
     now = center.clock.now_ms()
     if not may_be_late(row, now):
         return None
-    starts = late_starts(row.late, row.version)
+    starts = lateness.late_starts(row.late, row.version)
     tries = [
         Tried(one.at, one.error == CRASHED, one.error)
         for one in (center.store.history(row.job_id) if row.last_error is not None else ())
@@ -66,17 +136,17 @@ def why(
     if row.redrives:  # when that was is the time of its first try
         due = starts[0].due if starts else tries[0].at if tries else row.next_time
     ended = row.next_time if row.status == TaskStatus.PROCESSED else None
-    found: Why | None
+    explain = partial(lateness.explain, due, starts, tries, ended, lapsed=row.last_error == LEASE_ENDED)
     if ended is None and topic is not None:
-        found = _so_far(center, row, topic, due, starts, tries, now)
+        found = _so_far(center, row, topic, due, now, explain)
     else:
-        found = explain(due, starts, tries, ended, now, lapsed=row.last_error == LEASE_ENDED)
+        found = explain(now)
         if found is None and ended is not None and topic is not None:
             found = _counted(center, topic, due, ended)
     if found is None:
         return None
     if not servers:
-        found = found._replace(spans=list(map(without_servers, found.spans)))
+        found = found._replace(spans=list(map(lateness.without_servers, found.spans)))
     return cast(LateShown, found.shown())
 
 
@@ -94,9 +164,8 @@ def _so_far(
     row: TaskRow,
     topic: Topic,
     due: int,
-    starts: Sequence[LateStart],
-    tries: Sequence[Tried],
     now: int,
+    explain: Callable[[int], Why | None],
 ) -> Why | None:
     """Return why a pending task is late so far: until it runs, or is due again, its past tells; after that
     what can be seen now."""
@@ -106,24 +175,20 @@ def _so_far(
         return None
     waits_since = max(row.next_time, due)
     if started is None and waits_since > now:
-        return explain(due, starts, tries, None, now, lapsed=row.last_error == LEASE_ENDED)
+        return explain(now)
     until = now if started is None else started
-    lapsed = row.last_error == LEASE_ENDED
-    before = explain(due, starts, tries, None, min(waits_since, until), lapsed=lapsed)
+    before = explain(min(waits_since, until))
     spans = [] if before is None else list(before.spans)
     if not row.version and (stored := created_ms(row.job_id)) > due:
         spans.append(Span(Cause.STORED_LATE, due, stored, f"at {clock_time(stored)} UTC"))
-    if topic.paused_at and (topic.paused or topic.resumed_at > due):
-        ends = until if topic.paused else topic.resumed_at
-        spans.append(Span(Cause.PAUSED, topic.paused_at, ends, _from(topic.paused_at, topic)))
-    rest = None if started is not None else _now(center, row, topic)
-    filled = fill(due, until, spans, rest or Span(Cause.UNKNOWN, 0, 0))
-    return Why(due, until, filled, waits=started is None)
-
-
-def _from(paused_at: int, topic: Topic) -> str:
-    since = f"since {clock_time(paused_at)}"
-    return f"{since} UTC" if topic.paused else f"{since[6:]} to {clock_time(topic.resumed_at)} UTC"
+    if topic.paused_at and topic.paused:
+        about = f"since {clock_time(topic.paused_at)} UTC"
+        spans.append(Span(Cause.PAUSED, topic.paused_at, until, about))
+    elif topic.paused_at and topic.resumed_at > due:
+        about = f"{clock_time(topic.paused_at)} to {clock_time(topic.resumed_at)} UTC"
+        spans.append(Span(Cause.PAUSED, topic.paused_at, topic.resumed_at, about))
+    rest = _now(center, row, topic) if started is None else Span(Cause.UNKNOWN, 0, 0)
+    return Why(due, until, lateness.fill(due, until, spans, rest), waits=started is None)
 
 
 def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:
@@ -143,7 +208,7 @@ def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:
     if topic.delivery is Delivery.PULL:
         return same or Span(Cause.NO_CONSUMER, 0, 0)
     with suppress(Unavailable):
-        rows = workers(center)
+        rows = living_workers(center)
         able = [one for one in rows if one.member.topics is None or topic.name in one.member.topics]
         if not able:
             return Span(Cause.NO_OWNER, 0, 0, f"no living worker handles {topic.name}")
@@ -153,3 +218,47 @@ def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:
     if topic.resume_rate and row.next_time < topic.resumed_at:
         return Span(Cause.RESUME_RATE, 0, 0, f"{topic.resume_rate} tasks a second")
     return same or Span(Cause.BACKLOG, 0, 0)
+
+
+class LateTasks(TypedDict):
+    """What made tasks late: ``causes`` by topic and cause, most tasks first, each with its worst task;
+    ``episodes``, of each process and some seconds, the latest first.
+
+    ``more``: there were further episodes, which neither counts.
+    """
+
+    causes: list[dict[str, Any]]
+    episodes: list[dict[str, Any]]
+    more: bool
+
+
+@operation("late.list", "GET /v1/late", Right.FIND_TASKS, "See which tasks were late, and why",
+           TOPIC, Param("cause", Cause, "Only by this cause: backlog.", metavar="CAUSE"),
+           Param("after", Value.PAST, "Since this time; by default an hour ago."),
+           Param("limit", Value.WHOLE, "Read at most N episodes, latest first.", 1000, least=1, most=10_000),
+           takes="LateQuery", gives=LateTasks)  # fmt: skip
+def late(
+    doing: Doing, limit: int, topic: str | None = None, cause: Cause | None = None,
+    after: datetime | None = None,
+) -> Record:  # fmt: skip
+    """Show how many tasks started more than a second late, by topic and cause, and the worst of each.
+
+    toc: `toc get JOB_ID` says it of one task.
+
+    Example: toc late --topic order.close --after 1d
+    """
+    center = doing.center
+    since = center.clock.now_ms() - DEFAULT_MS if after is None else to_ms(after)
+    names: list[str] | None = None
+    if topic is not None:
+        names = [center.catalog.get(topic).name]
+    elif doing.token is not None and not doing.token.everywhere:
+        names = [name for name in center.catalog.known() if doing.sees(name)]
+    found = center.store.episodes.list(since, limit, names, cause)
+    if not doing.may(Right.READ_CLUSTER):
+        found = [lateness.without_servers(one)._replace(who="") for one in found]
+    return {
+        "causes": [{**one.shown(), "remedy": CAUSES[one.cause].remedy} for one in lateness.by_cause(found)],
+        "episodes": [one.shown() for one in found],
+        "more": len(found) == limit,
+    }

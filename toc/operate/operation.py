@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
+from inspect import getdoc
 from typing import TYPE_CHECKING, Any
 
 from toc.model.access import Access, Token
@@ -142,12 +143,13 @@ class Doing:
 class Operation:
     """The declaration of what an operator can do. ``name`` is that of the audit: subject and verb.
 
-    ``params``: the first is the target in the audit, unless ``target`` makes another of the values. ``takes``
-    names the form of the request, ``gives`` is the type of the answer, both for the document. Without a route
-    it is for the command line alone. ``check`` runs before the audit, and refuses; ``details`` are what the
-    audit tells of the values. ``settles``: seconds after which everybody has noticed the change. What only
-    looks has no audit, nor has what is not ``audited``: its function records what it finds to change.
-    ``asks``: it asks ``Doing.confirm`` first.
+    ``params``: the first is the target in the audit, unless ``target`` makes another of the values.
+    ``typed_about``: what the help of its command says beside its docstring. ``takes`` names the form of the
+    request, ``gives`` is the type of the answer, both for the document. Without a route it is for the command
+    line alone. ``check`` runs before the audit, and refuses; ``details`` are what the audit tells of the
+    values. ``settles``: seconds after which everybody has noticed the change. What only looks has no audit,
+    nor has what is not ``audited``: its function records what it finds to change. ``asks``: it asks
+    ``Doing.confirm`` first.
     """
 
     name: str
@@ -156,6 +158,7 @@ class Operation:
     title: str
     do: Callable[..., Any]
     params: tuple[Param, ...] = ()
+    typed_about: str = ""
     takes: str = ""
     gives: Any = Record
     status: int = 200
@@ -170,29 +173,32 @@ class Operation:
 
     def perform(self, doing: Doing, values: Mapping[str, Any]) -> Any:
         """Do it with these values, by the names of ``params``, and record it in the audit."""
-        with closing(doing):
-            return self._perform(doing, values)
-
-    def _perform(self, doing: Doing, values: Mapping[str, Any]) -> Any:
-        if self.check is not None:
-            self.check(doing, **values)
-        if not (self.changes and self.audited) or values.get("dry_run"):
-            return self.do(doing, **values)
         from toc.operate.audit import audited
 
-        told = {name: value for name, value in values.items() if name not in self._typed}
-        target = told.pop(self.params[0].name) if self.target is None else self.target(doing)
-        with audited(doing.center.store, doing.by, self.name, target, **self.details(told)) as doing.result:
-            return self.do(doing, **values)
-
-    @property
-    def _typed(self) -> set[str]:
-        return {param.name for param in self.params if param.typed}
+        with closing(doing):
+            if self.check is not None:
+                self.check(doing, **values)
+            if not (self.changes and self.audited) or values.get("dry_run"):
+                return self.do(doing, **values)
+            typed = {param.name for param in self.params if param.typed}
+            told = {name: value for name, value in values.items() if name not in typed}
+            target = told.pop(self.params[0].name) if self.target is None else self.target(doing)
+            details = self.details(told)
+            with audited(doing.center.store, doing.by, self.name, target, **details) as doing.result:
+                return self.do(doing, **values)
 
 
 def operation(
     name: str, route: str, right: Right, title: str, *params: Param, **more: Any
 ) -> Callable[[Callable[..., Any]], Operation]:
-    """Declare the decorated function as an operation; ``more`` are further fields of Operation."""
+    """Declare the decorated function as an operation; ``more`` are further fields of Operation.
+
+    What its docstring says after ``toc:`` is for the help of the command alone.
+    """
     more.setdefault("changes", not route.startswith("GET "))
-    return lambda do: Operation(name, route, right, title, do, params, **more)
+
+    def declare(do: Callable[..., Any]) -> Operation:
+        do.__doc__, _, typed = (getdoc(do) or "").partition("\n\ntoc: ")
+        return Operation(name, route, right, title, do, params, typed_about=typed, **more)
+
+    return declare

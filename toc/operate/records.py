@@ -1,36 +1,105 @@
-"""What operators see, in JSON: the command line prints it, the gateway answers with it.
+"""What is shown, in JSON: the command line prints it, the gateway answers with it.
 
-The order of the keys is that of the columns in the tables of the command line. Nothing that asks a server is
-imported, so that commands start soon.
+job_ids are texts, instants RFC 3339 in UTC, durations seconds. The order of the keys is that of the columns
+in tables. Nothing that asks a server is imported, so that commands start soon.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import TypedDict
 
 from toc.model.clock import to_ms
 from toc.model.documents import biz_id, instant, seconds
 from toc.model.errors import IndexUnavailable, InvalidDocument, UnreadableTask
+from toc.model.target import ATTRIBUTE as ROUTE
 from toc.model.task import TaskStatus, check_body_length, decode_attribute
+from toc.operate.operation import Record
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from toc.coordination.coordinator import WorkerRow
+    from toc.coordination.coordinator import SlotRow, WorkerRow
     from toc.coordination.operator import Intents, Move
+    from toc.index.messages import Peek
     from toc.model.access import Token
     from toc.model.schedule import Fire
     from toc.model.target import Target
     from toc.model.task import TaskRow
-    from toc.model.topic import Template, Topic
-    from toc.operate.admin import SlotView
-    from toc.operate.running import Running
+    from toc.model.topic import Slot, Template, Topic
+    from toc.operate.late import Running
     from toc.sdk.schedules import Schedule
 
 STATUS = {int(status): status.name.lower() for status in TaskStatus}
 
 
-def task_record(row: TaskRow, topic: str) -> dict[str, Any]:
+class TaskShown(TypedDict):
+    """A task. ``next_time`` is when the next try is due, ``ended`` when the task ended. ``body_length`` is
+    the bytes of its body, null without one. ``attribute`` is null if the token may not see values."""
+
+    job_id: str
+    topic: str
+    biz_id: int | str
+    status: str
+    action_time: str
+    next_time: str | None
+    ended: str | None
+    attribute: dict[str, Any] | None
+    dedup_key: str | None
+    version: int
+    tries: int
+    expires_at: str | None
+    expired: bool
+    body_length: int | None
+    failed_tries: int
+    crashes: int
+    last_error: str | None
+    created: str
+    modified: str
+
+
+class Share(TypedDict):
+    """A part of the time by which a task is late: a cause, how long it held, since when, and what was seen
+    of it."""
+
+    cause: str
+    seconds: float
+    since: str
+    evidence: str
+
+
+class LateShown(TypedDict):
+    """Why a task started so many ``seconds`` late, or is that late so far: then ``started`` is null.
+
+    ``cause`` is that of the largest share, which come first; ``sentence`` says it for people, ``remedy`` what
+    to do about it.
+    """
+
+    seconds: float
+    started: str | None
+    cause: str
+    sentence: str
+    remedy: str
+    shares: list[Share]
+
+
+class TaskWithWhy(TaskShown):
+    """A task, and why it is late; ``late`` is null if it is not, or if nobody knows."""
+
+    late: LateShown | None
+
+
+class UnreadableShown(TypedDict):
+    """A task whose row is damaged. ``unreadable`` says how."""
+
+    job_id: str
+    topic: str
+    unreadable: str
+
+
+def task_record(row: TaskRow, topic: str) -> TaskShown:
     """Return a task. ``next_time`` is when its next try is due, ``ended`` when it ended.
 
     Raises UnreadableTask if its row is damaged.
@@ -65,12 +134,53 @@ def task_record(row: TaskRow, topic: str) -> dict[str, Any]:
         raise UnreadableTask(row.job_id, type(exc).__name__) from None
 
 
-def damaged_record(row: TaskRow, topic: str, error: UnreadableTask) -> dict[str, Any]:
-    """Return a task whose row is damaged: ``unreadable`` says how."""
+def task_shown(row: TaskRow, topic: str, *, values: bool) -> TaskShown:
+    """Show a task; of its own URL without the query; its attribute only with ``values``.
+
+    Raises UnreadableTask.
+    """
+    record = task_record(row, topic)
+    attribute = record["attribute"] if values else None
+    if attribute and isinstance(route := attribute.get(ROUTE), dict):
+        hidden = {key: without_query(str(route[key])) for key in ("url", "path") if key in route}
+        attribute = {**attribute, ROUTE: {**route, **hidden}}
+    return {**record, "attribute": attribute}
+
+
+def task_or_damage(row: TaskRow, topic: str, *, values: bool) -> TaskShown | UnreadableShown:
+    """Show one task of many. A damaged one does not keep the others from being shown."""
+    try:
+        return task_shown(row, topic, values=values)
+    except UnreadableTask as exc:
+        return _damaged(row, topic, exc)
+
+
+def row_record(row: TaskRow, topic: str) -> Record:
+    """Show a task at the command line, with the columns that only operators need, or how it is damaged."""
+    pending = row.status == TaskStatus.PENDING
+    try:
+        return {
+            **task_record(row, topic),
+            "biz_type": row.biz_type,
+            "slot_amount": row.slot_amount,
+            "attempt": row.attempts + 1 if pending else None,
+            "due_in_seconds": round(row.action_time / 1000 - time.time(), 3) if pending else None,
+        }
+    except UnreadableTask as exc:
+        return {**_damaged(row, topic, exc)}
+
+
+def _damaged(row: TaskRow, topic: str, error: UnreadableTask) -> UnreadableShown:
     return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(error)}
 
 
-def topic_record(topic: Topic) -> dict[str, Any]:
+def without_query(url: str) -> str:
+    """Return a URL whose query is not shown: it may be a secret of the receiver."""
+    before, mark, _ = url.partition("?")
+    return f"{before}?***" if mark else url
+
+
+def topic_record(topic: Topic) -> Record:
     """Return a topic with its policies. Durations are seconds."""
     first = dict.fromkeys(("name", "biz_type", "slot_amount", "topic_type", "paused"))
     return {
@@ -80,7 +190,7 @@ def topic_record(topic: Topic) -> dict[str, Any]:
     }
 
 
-def template_record(template: Template) -> dict[str, Any]:
+def template_record(template: Template) -> Record:
     """Return a topic template."""
     return {
         "pattern": template.pattern,
@@ -89,7 +199,7 @@ def template_record(template: Template) -> dict[str, Any]:
     }
 
 
-def token_record(token: Token) -> dict[str, Any]:
+def token_record(token: Token) -> Record:
     """Return an access token, without its secret."""
     return {
         "name": token.name,
@@ -103,13 +213,7 @@ def token_record(token: Token) -> dict[str, Any]:
     }
 
 
-def without_query(url: str) -> str:
-    """Return a URL whose query is not shown: it may be a secret of the receiver."""
-    before, mark, _ = url.partition("?")
-    return f"{before}?***" if mark else url
-
-
-def target_record(target: Target, *, whole_url: bool = True) -> dict[str, Any]:
+def target_record(target: Target, *, whole_url: bool = True) -> Record:
     """Return a webhook target, without its secret and the values of its headers.
 
     Without ``whole_url`` its query is not shown.
@@ -132,7 +236,7 @@ def target_record(target: Target, *, whole_url: bool = True) -> dict[str, Any]:
     }
 
 
-def schedule_record(schedule: Schedule) -> dict[str, Any]:
+def schedule_record(schedule: Schedule) -> Record:
     """Return a schedule. ``missed`` is how many were; the policy is ``missed_policy``."""
     definition = schedule.definition
     every = definition.every
@@ -164,37 +268,33 @@ def schedule_record(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def fire_record(fire: Fire) -> dict[str, Any]:
+def fire_record(fire: Fire) -> Record:
     """Return a time at which a schedule fires: nominal with the offset of its zone, due in UTC."""
     return {"nominal": fire.nominal.isoformat(timespec="milliseconds"), "due": _time(fire.due)}
 
 
-def ownership_record(view: SlotView) -> dict[str, Any]:
-    """Return who owns a slot."""
-    ownership = view.ownership
+def slot_record(slot: Slot, owner: SlotRow | None, peek: Peek | IndexUnavailable) -> Record:
+    """Return a slot: who owns it and why, None if nobody has heard of it yet; and what is in it, None if it
+    is out of reach. ``overdue``: for how many seconds, by Redis' clock, the earliest task that none has taken
+    has been due."""
+    seen = None if isinstance(peek, IndexUnavailable) else peek
+    due = None if seen is None else seen.next_due
     return {
-        "slot": str(view.slot),
-        "state": ownership and str(ownership.state),
-        "owner": ownership and ownership.owner,
-        "since": _at((ownership and ownership.since) or None),
+        "slot": str(slot),
+        "state": owner and str(owner.state),
+        "owner": owner and owner.owner,
+        "since": _at((owner and owner.since) or None),
+        "assigned": owner and owner.assigned,
+        "why": owner and owner.reason,
+        "scheduled": seen and seen.store,
+        "prepared": seen and seen.prepared,
+        "dead": seen and seen.dead,
+        "next_due": None if due is None else instant(due),
+        "overdue": None if seen is None or due is None else seconds(max(0, seen.redis_now_ms - int(due))),
     }
 
 
-def queue_record(view: SlotView) -> dict[str, Any]:
-    """Return what is in a slot; ``overdue`` is seconds. All None if it is out of reach."""
-    seen = view.queues
-    if isinstance(seen, IndexUnavailable):
-        return dict.fromkeys(("scheduled", "prepared", "dead", "next_due", "overdue"))
-    return {
-        "scheduled": seen.store,
-        "prepared": seen.prepared,
-        "dead": seen.dead,
-        "next_due": None if seen.next_due is None else instant(seen.next_due),
-        "overdue": None if view.overdue_ms is None else seconds(view.overdue_ms),
-    }
-
-
-def worker_record(row: WorkerRow) -> dict[str, Any]:
+def worker_record(row: WorkerRow) -> Record:
     """Return a worker."""
     return {
         "worker": row.member.worker_id,
@@ -220,7 +320,7 @@ def worker_record(row: WorkerRow) -> dict[str, Any]:
     }
 
 
-def running_record(one: Running) -> dict[str, Any]:
+def running_record(one: Running) -> Record:
     """Return where a task runs."""
     return {
         "job_id": str(one.job_id),
@@ -231,12 +331,12 @@ def running_record(one: Running) -> dict[str, Any]:
     }
 
 
-def move_record(move: Move) -> dict[str, Any]:
+def move_record(move: Move) -> Record:
     """Return a slot's move."""
     return {"slot": f"{move.topic}_{move.number}", "from": move.old, "to": move.new}
 
 
-def intent_records(wanted: Intents) -> list[dict[str, Any]]:
+def intent_records(wanted: Intents) -> list[Record]:
     """Return what operators have asked for."""
     found = [
         *(("drain", host, None, one) for host, one in wanted.drains.items()),

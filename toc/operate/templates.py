@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import secrets
+from typing import TYPE_CHECKING
 
+from toc.model.access import Action as Right
 from toc.model.errors import StoreUnavailable, TooManyTopics, TopicExists
 from toc.model.topic import Template, Topic, best_of, check_topic_name, matches
 from toc.observe.log import get_logger
-from toc.sdk.client import TimeoutCenter
+from toc.operate.operation import REQUIRED, Doing, Param, Record, Value, operation
+from toc.operate.records import template_record
+from toc.operate.topics import NEW_SLOTS, POLICIES, SLOTS, drawn_type
+
+if TYPE_CHECKING:
+    from toc.sdk.client import TimeoutCenter
 
 log = get_logger(__name__)
-
-DRAWN_FROM, DRAWN_BELOW = 10**9, 10**15
-"""The range from which the biz_type of a topic is drawn that a template or code creates. Two draws seldom
-clash. The biz_type of another topic, even of a deleted one, is refused."""
 
 _REPEATS = 20
 
@@ -50,11 +52,6 @@ def ensure_topic(center: TimeoutCenter, name: str, *, by: str) -> Topic:
     raise StoreUnavailable(f"topic {name!r} could not be created: too many are created at once; try again")
 
 
-def drawn_type() -> int:
-    """Return a biz_type that very probably no topic has had."""
-    return secrets.randbelow(DRAWN_BELOW - DRAWN_FROM) + DRAWN_FROM
-
-
 def _create(center: TimeoutCenter, name: str, template: Template, known: dict[str, Topic]) -> Topic | None:
     """Create a topic by a template. None: another program was faster, or a number was taken; look again.
 
@@ -70,3 +67,57 @@ def _create(center: TimeoutCenter, name: str, template: Template, known: dict[st
         return topic if center.store.topics.add(topic) else None
     except TopicExists:
         return None
+
+
+PATTERN = Param(
+    "pattern", Value.TEXT, "Such as 'shop.*': a topic's name, * for any characters.", REQUIRED,
+    metavar="PATTERN",
+)  # fmt: skip
+FIELDS = "Fields of a topic; slot_amount must be one of them."
+MAX_TOPICS = "With this many matching topics, no more are created."
+
+
+@operation("template.list", "GET /v1/templates", Right.READ_TEMPLATES, "List topic templates")
+def list_templates(doing: Doing) -> Record:
+    """List the templates."""
+    return {"templates": [template_record(one) for one in doing.center.store.templates.list()]}
+
+
+@operation("template.show", "GET /v1/templates/{pattern}", Right.READ_TEMPLATES, "Show a topic template",
+           PATTERN)  # fmt: skip
+def show_template(doing: Doing, pattern: str) -> Record:
+    """Show a template, and the topics that match it."""
+    store = doing.center.store
+    record = template_record(store.templates.get(pattern))
+    return record | {"topics": [one.name for one in store.topics.list() if matches(pattern, one.name)]}
+
+
+@operation("template.create", "POST /v1/templates", Right.CHANGE_TEMPLATES, "Create a topic template",
+           PATTERN, Param("policies", Value.OBJECT, FIELDS, REQUIRED, parts=(NEW_SLOTS, *POLICIES)),
+           Param("most_topics", Value.WHOLE, MAX_TOPICS, 100, least=1), takes="NewTemplate",
+           status=201)  # fmt: skip
+def create(doing: Doing, pattern: str, policies: Record, most_topics: int) -> Record:
+    """Let doors create topics that match, when tasks are submitted to them.
+
+    toc: Example: toc template create 'shop.*' --slots 8 --delivery pull --most-topics 50
+    """
+    template = Template(pattern, policies, most_topics)
+    doing.center.store.templates.create(template)
+    return template_record(template)
+
+
+@operation("template.alter", "PATCH /v1/templates/{pattern}", Right.CHANGE_TEMPLATES,
+           "Change a topic template",
+           PATTERN, Param("policies", Value.OBJECT, FIELDS, {}, parts=(SLOTS, *POLICIES)),
+           Param("most_topics", Value.WHOLE, MAX_TOPICS, least=1), takes="AlteredTemplate")  # fmt: skip
+def alter(doing: Doing, pattern: str, policies: Record, most_topics: int | None = None) -> Record:
+    """Change a template. Topics that it has created stay as they are."""
+    return template_record(doing.center.store.templates.alter(pattern, policies, most_topics))
+
+
+@operation("template.delete", "DELETE /v1/templates/{pattern}", Right.CHANGE_TEMPLATES,
+           "Delete a topic template", PATTERN)  # fmt: skip
+def delete(doing: Doing, pattern: str) -> Record:
+    """Delete a template. Topics that it has created stay."""
+    doing.center.store.templates.delete(pattern)
+    return {"pattern": pattern}

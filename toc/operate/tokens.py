@@ -10,15 +10,21 @@ import hashlib
 import secrets
 import threading
 from collections.abc import Collection, Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from toc.model.access import Role, Token, check_grant
+from toc.model.access import MAX_PATTERNS, Role, Token, check_grant
+from toc.model.access import Action as Right
 from toc.model.clock import Clock
 from toc.model.errors import InvalidInput, NotGranted, TocError, TokensUnavailable, UnknownToken
 from toc.observe.log import get_logger
-from toc.store.records.access import TokenTable
-from toc.store.records.table import State
-from toc.store.store import Store
+from toc.operate.operation import REQUIRED, Doing, Param, Record, Value, operation
+from toc.operate.records import token_record
+
+if TYPE_CHECKING:
+    from toc.sdk.client import TimeoutCenter
+    from toc.store.records.access import TokenTable
+    from toc.store.records.table import State
+    from toc.store.store import Store
 
 log = get_logger(__name__)
 
@@ -46,25 +52,16 @@ class Made(NamedTuple):
 
 
 def create_token(
-    store: Store,
-    name: str,
-    *,
-    roles: Collection[Role],
-    topics: Sequence[str],
-    clock: Clock,
-    by: str,
-    expires: float | None = None,
-    rate: float | None = None,
-    giver: Token | None = None,
-    secret: str | None = None,
-) -> Made:
+    center: TimeoutCenter, name: str, *, roles: Collection[Role], topics: Sequence[str], by: str,
+    expires: float | None = None, rate: float | None = None, giver: Token | None = None, secret: str = "",
+) -> Made:  # fmt: skip
     """Make a token that ends after ``expires`` seconds (None: when it is revoked).
 
     ``giver``: the token by which the caller asks; None for an operator at the command line, who may grant
     all. ``secret``: its text, for one that clients have already; it begins with PREFIX. Raises InvalidInput,
     NameTaken, NotGranted.
     """
-    now = clock.now_ms()
+    store, now = center.store, center.clock.now_ms()
     if expires is not None and not 1 <= expires <= 10 * 366 * 86_400:
         raise InvalidInput("a token may last 1 s to 10 years, or have no expiry", "expires")
     expires_at = None if expires is None else now + round(expires * 1000)
@@ -185,3 +182,42 @@ class TokenBook:
             admitted = left >= 1
             self._buckets[token.name] = (left - 1 if admitted else left, now)
             return 0.0 if admitted else (1 - left) / rate
+
+
+NAME = Param("name", Value.TEXT, "Who uses it, such as shop-backend.", REQUIRED)
+
+
+@operation("token.list", "GET /v1/tokens", Right.READ_TOKENS, "List access tokens")
+def list_tokens(doing: Doing) -> Record:
+    """List the tokens, without secrets. Who has a token sees those that have no more than his.
+
+    toc: Revoked ones stay in the list.
+    """
+    tokens, giver = doing.center.store.tokens.list(), doing.token
+    return {"tokens": [token_record(one) for one in tokens if giver is None or giver.covers(one)]}
+
+
+@operation(
+    "token.create", "POST /v1/tokens", Right.CHANGE_TOKENS, "Make an access token",
+    NAME,
+    Param("roles", Role, "What it may do. May be repeated.", REQUIRED, least=1, most=len(Role), many=True,
+          option="--role"),
+    Param("topics", Value.TEXT, "On which topics: shop.*, or * for all. May be repeated.", REQUIRED, least=1,
+          most=MAX_PATTERNS, many=True, option="--topic", metavar="PATTERN"),
+    Param("expires", Value.SECONDS, "Ends after: 12h, 90d. Default: never.", above=0),
+    Param("rate", Value.NUMBER, "Requests per second that each gateway process accepts.", above=0),
+    takes="NewToken", status=201,
+)  # fmt: skip
+def create(doing: Doing, name: str, **given: Any) -> Record:
+    """Make a token and show it, only this once. It can have no more than that by which it is made.
+
+    toc: Example: toc token create shop-backend --role produce --topic 'shop.*' --expires 90d
+    """
+    made = create_token(doing.center, name, by=doing.by, giver=doing.token, **given)
+    return token_record(made.token) | {"token": made.secret}
+
+
+@operation("token.revoke", "DELETE /v1/tokens/{name}", Right.CHANGE_TOKENS, "Revoke an access token", NAME)
+def revoke(doing: Doing, name: str) -> Record:
+    """Revoke a token for good, everywhere within a second. Its name is not used again."""
+    return token_record(revoke_token(doing.center.store, name, giver=doing.token))

@@ -6,25 +6,37 @@ time, each once. What is out of reach is named and left blank; the rest is shown
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from typing import NamedTuple
 
 from toc.coordination.assignment import Member
+from toc.coordination.coordinator import WorkerRow
 from toc.index.messages import Peek
 from toc.maintenance.depths import depths as slot_depths
 from toc.model.errors import IndexUnavailable, StoreUnavailable, TocError, Unavailable
+from toc.model.topic import Topic
 from toc.observe import metrics
-from toc.observe.board import Key, Metric, MetricKind, Values
-from toc.observe.exposition import quantile
-from toc.observe.metrics import add_up
-from toc.operate import cluster
-from toc.operate.daemons import addresses as announced
-from toc.operate.daemons import scrape
+from toc.observe.board import Family, Key, Level, Metric, MetricKind, Values
+from toc.observe.exposition import decode
+from toc.observe.metrics import add_up, quantile
+from toc.operate.cluster import living_workers
 from toc.operate.operation import Record
 from toc.operate.records import worker_record
 from toc.sdk.client import TimeoutCenter
+
+SCRAPE_SECONDS = 2.0
+"""Seconds that a daemon has to answer."""
+MAX_DAEMONS = 32
+"""How many daemons are scraped at once."""
+_OF_WORKER = "worker host owned assigned tables tables_assigned drained leader metrics"
+_ANYWHERE = ("", "0.0.0.0", "[::]")  # noqa: S104 - nothing listens here
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +63,7 @@ class Top:
     def __init__(self, center: TimeoutCenter, named: Sequence[str] = ()) -> None:
         self._center = center
         self._named = named
-        self._workers: Sequence[Record] = ()
-        self._members: Sequence[Member] = ()
+        self._workers: Sequence[WorkerRow] = ()
         self.workers_error: Unavailable | None = None
         """Why the workers could not be read the last time; None if they were."""
         self._at: float | None = None
@@ -66,13 +77,13 @@ class Top:
         topics = self._center.catalog.known()
         if not topics:
             trouble.append("no topics: none has been created, or MySQL is out of reach")
+        self.workers_error = None
         try:
-            self._workers, self._members = _workers(self._center)
-            self.workers_error = None
+            self._workers = sorted(living_workers(self._center), key=lambda row: row.member.worker_id)
         except Unavailable as exc:
             self.workers_error = exc
             trouble.append(str(exc).splitlines()[0])
-        addresses = self._named or announced(self._members)
+        addresses = self._named or addresses_of(row.member for row in self._workers)
         scraped = scrape(addresses)
         now = time.monotonic()
         seconds, self._at = None if self._at is None else now - self._at, now
@@ -87,31 +98,25 @@ class Top:
             add_up(gained, since(self._before.get(address, values), values))
         self._before = reached
         trouble += _out_of_reach(reached)
-        depths = self._depths(trouble)
-        views = [
-            _topic(
-                name,
-                topic.paused,
-                depths.get(name, []),
-                current if reached else None,
-                gained if reached and seconds else None,
-                seconds or 1.0,
-            )
-            for name, topic in sorted(topics.items())
+        depths = self._depths(topics.values(), trouble)
+        numbers = current if reached else None, gained if reached and seconds else None, seconds or 1.0
+        views = [_topic(one, depths.get(name, []), *numbers) for name, one in sorted(topics.items())]
+        workers = [
+            {key: worker_record(row)[key] for key in _OF_WORKER.split()} | {"machine": row.member.machine}
+            for row in self._workers
         ]
         silent = [address for address in addresses if address not in reached]
-        return Picture(seconds, views, self._workers, len(reached), trouble, silent)
+        return Picture(seconds, views, workers, len(reached), trouble, silent)
 
-    def _depths(self, trouble: list[str]) -> dict[str, list[Peek]]:
-        slots = [slot for topic in self._center.catalog.known().values() for slot in topic.slots()]
-        depths: dict[str, list[Peek]] = {}
-        failures: list[IndexUnavailable] = []
-        center, topics = self._center, self._center.catalog.known().values()
+    def _depths(self, topics: Collection[Topic], trouble: list[str]) -> dict[str, list[Peek]]:
+        center, slots = self._center, [slot for topic in topics for slot in topic.slots()]
         try:
             found = slot_depths(center.store, center.queues, topics, slots, center.clock.now_ms())
         except TocError as exc:
             trouble.append(str(exc).splitlines()[0])
             return {}
+        depths: dict[str, list[Peek]] = {}
+        failures: list[IndexUnavailable] = []
         for slot, depth in found.items():
             if isinstance(depth, IndexUnavailable):
                 failures.append(depth)
@@ -120,28 +125,6 @@ class Top:
         if failures:
             trouble.append(f"{len(failures)} of {len(slots)} slots could not be read: {failures[0]}")
         return depths
-
-
-_OF_WORKER = (
-    "worker",
-    "host",
-    "owned",
-    "assigned",
-    "tables",
-    "tables_assigned",
-    "drained",
-    "leader",
-    "metrics",
-)
-
-
-def _workers(center: TimeoutCenter) -> tuple[list[Record], list[Member]]:
-    """Return the workers, as shown and as they are. Raises Unavailable."""
-    rows = sorted(cluster.workers(center), key=lambda row: row.member.worker_id)
-    shown = [
-        {key: worker_record(row)[key] for key in _OF_WORKER} | {"machine": row.member.machine} for row in rows
-    ]
-    return shown, [row.member for row in rows]
 
 
 def since(before: Mapping[Key, Sequence[float]], now: Mapping[Key, Sequence[float]]) -> Values:
@@ -158,12 +141,7 @@ def since(before: Mapping[Key, Sequence[float]], now: Mapping[Key, Sequence[floa
 
 
 def _topic(
-    name: str,
-    paused: bool,
-    depths: Sequence[Peek],
-    current: Values | None,
-    gained: Values | None,
-    seconds: float,
+    topic: Topic, depths: Sequence[Peek], current: Values | None, gained: Values | None, seconds: float
 ) -> Record:
     """Return a topic now. Rates are per second since the picture before; None without data.
 
@@ -173,38 +151,34 @@ def _topic(
     """
 
     def part(metric: Metric, wanted: float) -> float | None:
-        cells = None if gained is None else gained.get((metric.name, name))
+        cells = None if gained is None else gained.get((metric.name, topic.name))
         return None if cells is None else quantile(metric.buckets, cells, wanted)
 
     def rate(*outcomes: str) -> float | None:
         if gained is None:
             return None
-        counts = [gained.get((metrics.TRIES.metric.name, name, outcome), [0.0])[0] for outcome in outcomes]
-        return sum(counts) / seconds
+        tries = metrics.TRIES.metric.name
+        return sum(gained.get((tries, topic.name, outcome), [0.0])[0] for outcome in outcomes) / seconds
 
-    def gauge(metric: Metric) -> float | None:
-        return None if current is None else current.get((metric.name, name), [0.0])[0]
-
-    def count(metric: Metric) -> int | None:
-        number = gauge(metric)
-        return None if number is None else int(number)
+    def gauge(family: Family[Level]) -> float:
+        return (current or {}).get((family.metric.name, topic.name), [0.0])[0]
 
     overdue = [(depth.redis_now_ms - depth.next_due) / 1000 for depth in depths if depth.next_due is not None]
     return {
-        "topic": name,
-        "paused": paused,
+        "topic": topic.name,
+        "paused": topic.paused,
         "ended_per_second": rate("processed", "failed", "dead", "duplicate", "overtaken"),
         "retried_per_second": rate("failed", "crashed"),
         "lateness_p50": part(metrics.LATENESS.metric, 0.5),
         "lateness_p99": part(metrics.LATENESS.metric, 0.99),
         "handler_p99": part(metrics.RUNTIME.metric, 0.99),
-        "running": count(metrics.HANDLERS.metric),
-        "waiting": count(metrics.WAITING.metric),
+        "running": None if current is None else int(gauge(metrics.HANDLERS)),
+        "waiting": None if current is None else int(gauge(metrics.WAITING)),
         "scheduled": sum(depth.store for depth in depths),
         "due": sum(depth.due for depth in depths),
         "prepared": sum(depth.prepared for depth in depths),
         "dead": sum(depth.dead for depth in depths),
-        "overdue": max(0.0, gauge(metrics.OVERDUE.metric) or 0.0, *overdue),
+        "overdue": max(0.0, gauge(metrics.OVERDUE), *overdue),
     }
 
 
@@ -221,3 +195,73 @@ def _out_of_reach(reached: Mapping[str, Values]) -> list[str]:
         for key, cells in values.items()
         if key[0] in names and not cells[0]
     ]
+
+
+# --- what daemons tell
+
+
+def addresses_of(workers: Iterable[Member]) -> Sequence[str]:
+    """Return the host:port at which daemons serve their numbers, as these workers announce them."""
+    here = socket.gethostname()
+    return sorted({_reached(each, each.metrics, here) for each in workers if each.metrics})
+
+
+def _reached(worker: Member, metrics_address: str, here: str) -> str:
+    """Return the address of a worker's daemon as seen from the machine ``here``."""
+    host, _, port = metrics_address.rpartition(":")
+    if worker.machine == here:
+        return f"{'127.0.0.1' if host in _ANYWHERE else host}:{port}"
+    return f"{worker.host if host in (*_ANYWHERE, *_LOOPBACK) else host}:{port}"
+
+
+def scrape(asked: Sequence[str]) -> dict[str, Values | str]:
+    """Return each daemon's numbers, or a short text that says why there are none."""
+    if not asked:
+        return {}
+    with ThreadPoolExecutor(min(len(asked), MAX_DAEMONS)) as pool:
+        return dict(zip(asked, pool.map(_scrape_one, asked), strict=True))
+
+
+def _scrape_one(address: str) -> Values | str:
+    try:
+        connection = HTTPConnection(address, timeout=SCRAPE_SECONDS)  # direct: no proxy from the environment
+    except HTTPException:
+        return "not an address"  # as anybody may have written there
+    try:
+        connection.request("GET", "/metrics")
+        response = connection.getresponse()
+        if response.status != 200:
+            return f"no numbers (HTTP status {response.status})"
+        return decode(response.read().decode())
+    except OSError as exc:
+        return f"no answer ({exc})"
+    except (HTTPException, LookupError, ValueError, OverflowError):  # OverflowError: no port is that large
+        return "the server there is not a toc daemon"
+    finally:
+        connection.close()
+
+
+class Late(NamedTuple):
+    """What is due of a topic: for how many seconds the first task that has not started, taken by a worker or
+    not; and how many taken ones wait for a handler."""
+
+    seconds: float
+    waiting: int
+
+
+def late(center: TimeoutCenter) -> dict[str, Late]:
+    """Return what all daemons that answer tell of each topic. Nothing if they cannot be found."""
+    members: list[Member] = []
+    with suppress(Unavailable):  # reported elsewhere
+        members = [row.member for row in living_workers(center)]
+    total: Values = {}
+    for values in scrape(addresses_of(members)).values():
+        if not isinstance(values, str):
+            add_up(total, values)
+
+    overdue, waiting = metrics.OVERDUE.metric.name, metrics.WAITING.metric.name
+    return {
+        key[1]: Late(cells[0], int(total.get((waiting, key[1]), [0.0])[0]))
+        for key, cells in total.items()
+        if key[0] == overdue
+    }

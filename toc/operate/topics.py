@@ -1,8 +1,8 @@
-"""What may be done to a topic only while nothing of it runs: change its delivery, delete it.
+"""Topics: create, look at, alter, pause, resume, delete; and bring them to what code declares.
 
-Both need a paused topic. Every worker notices a pause within NOTICED_SECONDS. After that nothing new is
-taken, and what is prepared or leased can be counted. Every write is guarded by the version of the topic at
-the count, so a resume in between is never overlooked.
+To change the delivery of a topic, or delete it, it must be paused. Every worker notices a pause within
+NOTICED_SECONDS. After that nothing new is taken, and what is prepared or leased can be counted. Every write
+is guarded by the version of the topic at the count, so a resume in between is never overlooked.
 
 Delete goes in this order, and can be repeated after any interruption:
 
@@ -13,26 +13,210 @@ Delete goes in this order, and can be repeated after any interruption:
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from typing_extensions import TypedDict
+
+from toc.model.access import Action as Right
 from toc.model.catalog import NOTICED_SECONDS
-from toc.model.errors import IndexUnavailable, TocError, TopicExists, TopicInUse
+from toc.model.documents import instant
+from toc.model.errors import IndexUnavailable, InvalidInput, TocError, TopicExists, TopicInUse, UnknownTopic
 from toc.model.task import TaskStatus
-from toc.model.topic import Delivery, Topic, check_native
-from toc.operate import admin
-from toc.sdk.client import TimeoutCenter
-from toc.store.records.topics import altered
-from toc.store.store import Store
-from toc.store.tasks.select import Selection
+from toc.model.topic import Backoff, Delivery, Topic, TopicType, check_native, check_topic_name
+from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
+from toc.operate.records import topic_record
+
+if TYPE_CHECKING:
+    from toc.model.topic import Declaration
+    from toc.sdk.client import TimeoutCenter
+    from toc.store.store import Store
 
 LOOK_SECONDS = 0.5
+DRAWN_FROM, DRAWN_BELOW = 10**9, 10**15
+"""The range from which the biz_type of a topic is drawn that a template or code creates. Two draws seldom
+clash. The biz_type of another topic, even of a deleted one, is refused."""
 
 Progress = Callable[[str], None]
 """Called with a text that says what the function waits for."""
+
+
+def _silent(_text: str) -> None:
+    pass
+
+
+NAME = Param("topic", Value.TOPIC, "Such as order.close: letters, digits, '.', '_', '-'.", REQUIRED)
+PARTITIONS = "Partitions: a power of two, 1 to 1024."
+SLOTS = Param("slot_amount", Value.WHOLE, PARTITIONS, option="--slots")
+NEW_SLOTS = Param("slot_amount", Value.WHOLE, PARTITIONS, REQUIRED, option="--slots")
+POLICIES = (
+    Param("topic_type", TopicType,
+          "timed: deadlines lie ahead (the default). instant: tasks may be due at once.", option="--type"),
+    Param("retries", Value.WHOLE, "Total tries, 1 to 31. Default 16."),
+    Param("backoff", Backoff, "How long a failed task waits. Default exponential."),
+    Param("backoff_base", Value.SECONDS, "First wait, doubled each try. Default 1s."),
+    Param("backoff_cap", Value.SECONDS, "Longest wait. Default 10m."),
+    Param("prepare_timeout", Value.WHOLE_SECONDS, "A worker silent this long loses its tasks. Default 30s."),
+    Param("max_runtime", Value.WHOLE_SECONDS, "A try that runs longer fails. Default 1h."),
+    Param("horizon", Value.WHOLE_SECONDS, "Later tasks wait in MySQL only. Default 1d."),
+    Param("retention", Value.WHOLE_SECONDS, "How long finished rows are kept. Default 3d."),
+    Param("expires_in", Value.WHOLE_SECONDS,
+          "A task without an expiry expires so long after its time. Default 0: never."),
+    Param("concurrency", Value.WHOLE,
+          "Handlers that each worker process runs at once. Default 0: as many as it has threads."),
+    Param("delivery", Delivery,
+          "Who starts its tasks: handler (default); pull: consumers at a gateway; webhook: receivers."),
+    Param("target", Value.TEXT, "Where a webhook topic sends its tasks; '' for nowhere.", metavar="NAME"),
+)  # fmt: skip
+"""The policies of topics, by the names of Topic's fields."""
+
+
+class Topics(TypedDict):
+    """Topics by name."""
+
+    topics: list[dict[str, Any]]
+
+
+def get_topic(store: Store, name: str) -> Topic:
+    """Return the topic ``name``. Raises InvalidTopic or UnknownTopic."""
+    topic = store.topics.get(check_topic_name(name))
+    if topic is None:
+        known = ", ".join(sorted(topic.name for topic in store.topics.list()))
+        raise UnknownTopic(f"there is no topic {name!r}; there are: {known or 'none yet'}", name)
+    return topic
+
+
+@operation("topic.list", "GET /v1/topics", Right.READ_TOPICS, "List the topics", gives=Topics)
+def list_topics(doing: Doing) -> Record:
+    """List the topics."""
+    topics = doing.center.store.topics.list()
+    return {"topics": [topic_record(topic) for topic in topics if doing.sees(topic.name)]}
+
+
+@operation("topic.show", "GET /v1/topics/{topic}", Right.READ_TOPICS, "Show a topic", NAME)
+def show_topic(doing: Doing, topic: str) -> Record:
+    """Show a topic with its policies, and the horizon that is in force: its own, or less where memory bounds
+    it."""
+    store = doing.center.store
+    record, bound = topic_record(get_topic(store, topic)), store.identity.horizon()
+    bounded = 0 < bound.seconds < record["horizon"]
+    return {
+        **record,
+        "horizon_in_force": bound.seconds if bounded else record["horizon"],
+        "horizon_why": bound.why if bounded else None,
+        "horizon_since": instant(bound.since) if bounded else None,
+    }
+
+
+# --- create and alter
+
+
+def drawn_type() -> int:
+    """Return a biz_type that very probably no topic has had."""
+    return secrets.randbelow(DRAWN_BELOW - DRAWN_FROM) + DRAWN_FROM
+
+
+def create_topic(
+    center: TimeoutCenter, name: str, *, biz_type: int, slot_amount: int, **policies: Any
+) -> Topic:
+    """Create a topic; ``policies`` are fields of Topic.
+
+    Raises InvalidTopic, TopicExists, UnknownTarget.
+    """
+    check_native(name, "name")
+    topic = Topic(name, biz_type, slot_amount, **policies)
+    if topic.target:
+        center.store.targets.check_usable(topic.target, name)
+    center.store.topics.create(topic)
+    return topic
+
+
+def alter_topic(
+    center: TimeoutCenter, name: str, changes: Mapping[str, Any], *, wait: bool = False,
+    progress: Progress = _silent,
+) -> Topic:  # fmt: skip
+    """Change fields of a topic, its delivery as ``change_delivery`` does, and return it.
+
+    Raises InvalidTopic, UnknownTopic, UnknownTarget, InvalidInput or TopicInUse.
+    """
+    if not changes:
+        raise InvalidInput(f"nothing to change on {name!r}: name at least one policy")
+    rest = {key: value for key, value in changes.items() if key != "delivery"}
+    if "delivery" in changes:
+        # Refuse the rest first: a refusal must not leave half of what was asked.
+        check_change(center, get_topic(center.store, name), changes)
+        topic = change_delivery(center, name, changes["delivery"], wait=wait, progress=progress)
+        if not rest:
+            return topic
+    if rest.get("target"):
+        center.store.targets.check_usable(rest["target"], name)
+    return center.store.topics.alter(name, **rest)
+
+
+@operation("topic.create", "POST /v1/topics", Right.CREATE_TOPIC, "Create a topic",
+           Param("name", Value.TOPIC, NAME.about, REQUIRED),
+           Param("biz_type", Value.WHOLE, "Its number in the rows, unique to the topic.", REQUIRED),
+           NEW_SLOTS, *POLICIES, takes="NewTopic", status=201)  # fmt: skip
+def create(doing: Doing, name: str, **values: Any) -> Record:
+    """Create a topic.
+
+    toc: Example: toc topic create order.close --biz-type 1001 --slots 8 --retries 10
+    """
+    return _shown_anew(doing, create_topic(doing.center, name, **values))
+
+
+@operation("topic.alter", "PATCH /v1/topics/{topic}", Right.CHANGE_TOPIC, "Change a topic",
+           NAME, SLOTS, *POLICIES,
+           Param("wait", Value.FLAG, "With --delivery: wait until none of its tasks is prepared or leased.",
+                 typed=True), takes="TopicPolicies", place=Place.LONG)  # fmt: skip
+def alter(doing: Doing, topic: str, *, wait: bool = False, **changes: Any) -> Record:
+    """Change policies of a topic in use. Name and biz_type cannot change. Pending tasks keep their slots.
+
+    Its delivery can be changed while it is paused and none of its tasks is prepared or leased.
+
+    toc: Example: toc topic alter order.close --slots 16 --backoff-cap 5m
+    """
+    if wait and "delivery" not in changes:
+        raise InvalidInput("--wait goes with --delivery")
+    return _shown_anew(doing, alter_topic(doing.center, topic, changes, wait=wait, progress=doing.progress))
+
+
+@operation("topic.pause", "POST /v1/topics/{topic}:pause", Right.CHANGE_TOPIC, "Pause a topic",
+           NAME, settles=NOTICED_SECONDS)  # fmt: skip
+def pause(doing: Doing, topic: str) -> Record:
+    """Start no more tasks of a topic. New ones are still accepted; running ones finish.
+
+    Returns after 2.5 s, when every worker knows it.
+    """
+    return topic_record(alter_topic(doing.center, topic, {"paused": True}))
+
+
+@operation("topic.resume", "POST /v1/topics/{topic}:resume", Right.CHANGE_TOPIC, "Resume a topic", NAME,
+           Param("rate", Value.WHOLE, "Start at most N waiting tasks per second, cluster-wide; 0: all.", 0,
+                 least=0, most=1_000_000), takes="Resume")  # fmt: skip
+def resume(doing: Doing, topic: str, rate: int) -> Record:
+    """Start the tasks of a paused topic again, oldest first.
+
+    A rate limits the tasks that are due by now; those that come due meanwhile wait behind them. On a topic
+    that is not paused this sets another rate, or none.
+    """
+    now = doing.center.clock.now_ms()
+    changes = {"resume_rate": rate, "resumed_at": now, "paused": False, "closed": False}
+    return topic_record(alter_topic(doing.center, topic, changes))
+
+
+def _shown_anew(doing: Doing, topic: Topic) -> Record:
+    """Show a topic that was changed, of which this program knows from now on."""
+    with suppress(TocError):  # it is changed; this view of it may be a second old
+        doing.center.catalog.refresh()
+    return topic_record(topic)
+
+
+# --- while nothing of it runs
 
 
 class Use(NamedTuple):
@@ -45,10 +229,8 @@ class Use(NamedTuple):
     prepared: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.pending} pending ({self.prepared} prepared, {self.held} leased or handed out), "
-            f"{self.dead} dead"
-        )
+        held = f"{self.prepared} prepared, {self.held} leased or handed out"
+        return f"{self.pending} pending ({held}), {self.dead} dead"
 
 
 def use_of(center: TimeoutCenter, topic: Topic) -> Use:
@@ -56,14 +238,12 @@ def use_of(center: TimeoutCenter, topic: Topic) -> Use:
 
     Raises StoreUnavailable, and IndexUnavailable if the entries of some slot cannot be counted.
     """
+    from toc.store.tasks.select import Selection
+
     prepared, count = prepared_of(center, topic), center.store.selections.count
     pending = Selection(TaskStatus.PENDING, biz_types=[topic.biz_type])
-    return Use(
-        count(pending),
-        count(replace(pending, held=True)),
-        count(replace(pending, status=TaskStatus.DEAD)),
-        prepared,
-    )
+    held, dead = replace(pending, held=True), replace(pending, status=TaskStatus.DEAD)
+    return Use(count(pending), count(held), count(dead), prepared)
 
 
 def prepared_of(center: TimeoutCenter, topic: Topic) -> int:
@@ -77,12 +257,7 @@ def prepared_of(center: TimeoutCenter, topic: Topic) -> int:
 
 
 def change_delivery(
-    center: TimeoutCenter,
-    name: str,
-    delivery: Delivery,
-    *,
-    wait: bool = False,
-    progress: Progress = lambda _text: None,
+    center: TimeoutCenter, name: str, delivery: Delivery, *, wait: bool = False, progress: Progress = _silent
 ) -> Topic:
     """Change how the tasks of a topic are delivered.
 
@@ -114,23 +289,6 @@ def change_delivery(
     return center.store.topics.get_with_version(name)[0]
 
 
-def alter_topic(
-    center: TimeoutCenter, name: str, changes: Mapping[str, Any], *, wait: bool, progress: Progress
-) -> Topic:
-    """Change fields of a topic, its delivery as ``change_delivery`` does, and return it.
-
-    Raises InvalidTopic, UnknownTopic, UnknownTarget, InvalidInput or TopicInUse.
-    """
-    rest = dict(changes)
-    delivery = rest.pop("delivery", None)
-    if delivery is None:
-        return admin.alter_topic(center.store, name, rest)
-    # Refuse the rest first: a refusal must not leave half of what was asked.
-    check_change(center, admin.get_topic(center.store, name), changes)
-    topic = change_delivery(center, name, delivery, wait=wait, progress=progress)
-    return admin.alter_topic(center.store, name, rest) if rest else topic
-
-
 def check_new(center: TimeoutCenter, topic: Topic, *, typed: bool) -> None:
     """Raise what creating a topic would raise now; ``typed``: its biz_type is wanted, not to be drawn."""
     check_native(topic.name, "name")
@@ -143,6 +301,8 @@ def check_new(center: TimeoutCenter, topic: Topic, *, typed: bool) -> None:
 
 def check_change(center: TimeoutCenter, topic: Topic, changes: Mapping[str, Any]) -> None:
     """Raise what ``alter_topic`` would raise now, except that tasks of a paused topic may run."""
+    from toc.store.records.topics import altered
+
     rest = {name: value for name, value in changes.items() if name != "delivery"}
     altered(topic, rest)
     if rest.get("target"):
@@ -151,7 +311,7 @@ def check_change(center: TimeoutCenter, topic: Topic, changes: Mapping[str, Any]
         _check_paused(topic, "its delivery")
 
 
-def delete_topic(center: TimeoutCenter, name: str, *, progress: Progress = lambda _text: None) -> None:
+def delete_topic(center: TimeoutCenter, name: str, *, progress: Progress = _silent) -> None:
     """Delete a paused topic; its biz_type is never used again.
 
     Refused while it has pending or dead tasks. It does not see tasks of callers' transactions that are still
@@ -193,3 +353,86 @@ def _check_paused(topic: Topic, what: str) -> None:
         raise TopicInUse(
             f"topic {topic.name!r} is not paused: `toc topic pause {topic.name}` first, then change {what}"
         )
+
+
+def _sure(doing: Doing, topic: str) -> None:
+    get_topic(doing.center.store, topic)
+    doing.confirm(f"delete topic {topic} for good")
+
+
+@operation("topic.delete", "DELETE /v1/topics/{topic}", Right.DELETE_TOPIC, "Delete a topic",
+           NAME, place=Place.LONG, check=_sure, asks=True)  # fmt: skip
+def delete(doing: Doing, topic: str) -> Record:
+    """Delete a paused topic without pending and dead tasks. Its biz_type is never used again.
+
+    toc: First stop the programs that submit to it, and remove its handler from your application. Finished
+    tasks are kept for the topic's retention.
+
+    Example: toc topic delete order.close
+    """
+    delete_topic(doing.center, topic, progress=doing.progress)
+    return {"name": topic}
+
+
+# --- as code declares it: each step is the operation that an operator would use, with its checks and audit
+
+
+class Step(NamedTuple):
+    """What becomes of one declared topic: ``refused`` tells the error that it meets, or would meet."""
+
+    topic: str
+    action: str
+    """create, alter, none, or refused."""
+    changes: dict[str, Any]
+    was: dict[str, Any]
+    refused: str = ""
+
+    def changes_text(self) -> str:
+        """Return the changes in a line."""
+        return ", ".join(
+            f"{name} {self.was[name]} -> {value}" if name in self.was else f"{name} {value}"
+            for name, value in self.changes.items()
+        )
+
+    def record(self) -> Record:
+        """Return it as JSON carries it."""
+        changes = {name: {"was": self.was.get(name), "is": value} for name, value in self.changes.items()}
+        return {
+            "topic": self.topic, "action": self.action, "changes": changes, "refused": self.refused or None
+        }  # fmt: skip
+
+
+def sync_topics(
+    center: TimeoutCenter, declared: Iterable[Declaration], perform: Callable[..., Record] | None
+) -> list[Step]:
+    """Create topics, alter what is named and differs: by ``perform``, which gets the operations with their
+    values. Without it return what would be done, or refused. Nothing is deleted."""
+    known = {topic.name: topic for topic in center.store.topics.list()}
+    return [_synced(center, one, known.get(one.name), perform) for one in declared]
+
+
+def _synced(
+    center: TimeoutCenter, one: Declaration, topic: Topic | None, perform: Callable[..., Record] | None
+) -> Step:
+    """Bring one topic to its declaration. What is refused says why, and the others go on."""
+    if topic is None:
+        made = one.topic(0)
+        step = Step(
+            one.name, "create", {name: getattr(made, name) for name in ("slot_amount", *one.fields)}, {}
+        )
+    else:
+        changes = one.changes(topic)
+        was = {name: getattr(topic, name) for name in changes}
+        step = Step(one.name, "alter" if changes else "none", changes, was)
+    try:
+        if topic is None:
+            check_new(center, made, typed="biz_type" in step.changes)
+            if perform is not None:
+                perform(create, name=one.name, **{"biz_type": drawn_type(), **step.changes})
+        elif step.changes:
+            check_change(center, topic, step.changes)
+            if perform is not None:
+                perform(alter, topic=one.name, **step.changes)
+    except TocError as exc:
+        return step._replace(action="refused", refused=f"{type(exc).__name__}: {exc}")
+    return step

@@ -139,9 +139,7 @@ class Stage:
         self.system.create_topics(slots=16, **policies)
         center = self.system.center
         center.store.topics.create(Topic(PULLED, 90, 16, delivery=Delivery.PULL, **policies))
-        token = create_token(
-            center.store, "consumers", roles=[Role.CONSUME], topics=[PULLED], clock=center.clock, by="soak"
-        )
+        token = create_token(center, "consumers", roles=[Role.CONSUME], topics=[PULLED], by="soak")
         ports = {name: free_port() for name in GATEWAYS}
         self.consumers: dict[str, Consumer] = {}
         for number, name in enumerate(CONSUMERS):

@@ -23,9 +23,9 @@ from toc.model.documents import parse_instant as instant_of
 from toc.model.errors import Busy, InvalidInput, StoreUnavailable, TocError
 from toc.model.sharding import BizId
 from toc.model.verdict import Failure
+from toc.operate import bulk
 from toc.operate.bulk_jobs import MOST_RUNNING, STEP, BulkRunner, work_off
 from toc.operate.operation import Doing, Operation, Record
-from toc.operate.operations import bulk
 from toc.sdk.changes import Changes
 from toc.store.records.bulk import LEASE_MS, BulkTable
 from toc.store.servers.server import Statement
@@ -94,7 +94,7 @@ def test_a_job_changes_what_matched_when_it_was_made_and_nothing_else(system: Sy
     soon, later = submitted(center, 1234), submitted(center, 50, delay=90_000)
     elsewhere, dead = submitted(center, 20, OTHER), killed(center, 30, "refused")
     ends = datetime.now(UTC) + timedelta(hours=10)
-    name = make(center, bulk.cancel, due_before=ends, rate=10_000)
+    name = make(center, bulk.cancel_all, due_before=ends, rate=10_000)
     after = submitted(center, 40)  # it matches, but nobody has confirmed it
     begun = submitted(center, 1)
     center.store.mark_begun(soon[:3], "a try began")
@@ -113,8 +113,8 @@ def test_a_command_works_on_its_job_and_breaking_it_off_stops_the_job(system: Sy
     center = system.center
     submitted(center, 250)
     submitted(center, 10, OTHER)
-    anothers = make(center, bulk.cancel, topic=OTHER, rate=10_000)
-    name = make(center, bulk.cancel, rate=10_000)
+    anothers = make(center, bulk.cancel_all, topic=OTHER, rate=10_000)
+    name = make(center, bulk.cancel_all, rate=10_000)
 
     def broken_off(text: str) -> None:
         if "100 of 250" in text:
@@ -133,17 +133,17 @@ def test_a_command_works_on_its_job_and_breaking_it_off_stops_the_job(system: Sy
 def test_each_kind_of_job_has_its_outcomes(system: System) -> None:
     center = system.center
     refused, late = killed(center, 120, "it refused"), killed(center, 30, "timed out")
-    job = run(center, make(center, bulk.redrive, error="refuse"))
+    job = run(center, make(center, bulk.redrive_all, error="refuse"))
     assert job["counts"] == {"redriven": 120}
     assert statuses(center, refused) == {TaskStatus.PENDING}
     assert statuses(center, late) == {TaskStatus.DEAD}
-    name = make(center, bulk.purge)
+    name = make(center, bulk.purge_all)
     center.store.redrive(late[:4], center.clock.now_ms())
     assert run(center, name)["counts"] == {"purged": 26, "not_dead": 4}
     assert set(center.store.read(late)) == set(late[:4])
 
     at = (datetime.now(UTC) + timedelta(days=3)).replace(microsecond=0)
-    name = make(center, bulk.reschedule, action_time=at)
+    name = make(center, bulk.reschedule_all, action_time=at)
     center.cancel(refused[0])
     counts = run(center, name)["counts"]
     assert counts.pop("too_late") == 1
@@ -165,7 +165,7 @@ def test_a_task_that_fails_harms_itself_alone(system: System, monkeypatch: pytes
         return real(changes, chosen)
 
     monkeypatch.setattr(Changes, "cancel", cancel)
-    job = run(center, make(center, bulk.cancel))
+    job = run(center, make(center, bulk.cancel_all))
     assert job["counts"] == {"cancelled": 149, "failed": 1}
     assert job["error"] == f"task {job_ids[7]}: the gateway failed; its log tells more"
     assert set(outcomes(center, job["name"], outcome="failed")) == {job_ids[7]}
@@ -174,7 +174,7 @@ def test_a_task_that_fails_harms_itself_alone(system: System, monkeypatch: pytes
 def test_a_deadline_that_has_passed_before_a_task_had_its_turn_is_its_failure(system: System) -> None:
     center = system.center
     job_ids = submitted(center, 3)
-    name = in_a_moment(lambda at: make(center, bulk.reschedule, action_time=at))
+    name = in_a_moment(lambda at: make(center, bulk.reschedule_all, action_time=at))
     assert until(lambda: datetime.now(UTC) > instant_of(act(center, bulk.show, name=name)["action_time"]))
     job = run(center, name)
     assert job["counts"] == {"failed": 3}
@@ -190,7 +190,7 @@ def test_a_step_whose_outcomes_were_not_written_is_repeated_and_each_task_has_it
     dead = kind in ("redrive", "purge")
     job_ids = killed(center, 250, "x") if dead else submitted(center, 250)
     more = {"action_time": datetime.now(UTC) + timedelta(days=1)} if kind == "reschedule" else {}
-    name = make(center, getattr(bulk, kind), rate=10_000, **more)
+    name = make(center, getattr(bulk, f"{kind}_all"), rate=10_000, **more)
     lost: list[int] = []
 
     def save(table: BulkTable, name: str, owner: int, real: Any = BulkTable.save, **values: Any) -> Any:
@@ -233,21 +233,21 @@ def test_nothing_is_done_that_was_not_confirmed(system: System) -> None:
         ({"confirm": TOPIC, "tasks": 100, "due_after": datetime(2099, 1, 1, tzinfo=UTC)}, None),
     ):
         with pytest.raises(InvalidInput) as refused:
-            act(center, bulk.cancel, topic=TOPIC, **values)
+            act(center, bulk.cancel_all, topic=TOPIC, **values)
         assert refused.value.field == field, values
     with pytest.raises(InvalidInput):
-        act(center, bulk.reschedule, topic=TOPIC, tasks=100, confirm=TOPIC)  # no time
+        act(center, bulk.reschedule_all, topic=TOPIC, tasks=100, confirm=TOPIC)  # no time
     assert act(center, bulk.list_jobs)["jobs"] == []
     assert center.store.audit.list(10) == []
     assert statuses(center, job_ids) == {TaskStatus.PENDING}
-    assert act(center, bulk.cancel, topic=TOPIC, confirm=TOPIC, tasks=91)["tasks"] == 100, "a few more"
+    assert act(center, bulk.cancel_all, topic=TOPIC, confirm=TOPIC, tasks=91)["tasks"] == 100, "a few more"
 
 
 def test_a_job_keeps_to_its_rate_and_can_be_stopped_and_resumed(system: System) -> None:
     submitted(system.center, 60)
     clock = Stopped()
     with TimeoutCenter(system.settings, clock=clock) as center:
-        name = make(center, bulk.cancel, rate=10)
+        name = make(center, bulk.cancel_all, rate=10)
         runner = BulkRunner(center)
 
         def done() -> int:
@@ -282,7 +282,7 @@ def test_another_process_goes_on_and_one_that_was_late_writes_nothing(system: Sy
     job_ids = submitted(center, 3 * STEP)
     clock = Stopped()
     with TimeoutCenter(system.settings, clock=clock) as slow:
-        name = make(center, bulk.cancel, rate=1000)
+        name = make(center, bulk.cancel_all, rate=1000)
         late, next_one = BulkRunner(slow), BulkRunner(center)
         late.run_once()
         assert act(center, bulk.show, name=name)["done"] == STEP
@@ -307,7 +307,7 @@ def test_a_job_waits_for_a_server_that_is_away_and_says_so(new_system: NewSystem
         system.create_topics()
         center = system.center
         job_ids = submitted(center, 300)
-        name = make(center, bulk.cancel, rate=10_000)
+        name = make(center, bulk.cancel_all, rate=10_000)
         runner = BulkRunner(center)
         runner.run_once()
         proxy.refuse()
@@ -340,7 +340,7 @@ def test_a_server_that_hangs_holds_up_no_job_whose_tasks_are_elsewhere(
             center.submit_many([NewTask(TOPIC, biz_id, delay=3600) for _ in range(300)]) for biz_id in biz_ids
         )
         moved, stuck = (
-            make(center, bulk.reschedule, biz_id=biz_id, delay=86_400.0, rate=10_000) for biz_id in biz_ids
+            make(center, bulk.reschedule_all, biz_id=each, delay=86_400.0, rate=10_000) for each in biz_ids
         )
         proxy.stall()
         runner = BulkRunner(center)
@@ -366,7 +366,7 @@ def test_a_server_that_hangs_holds_up_no_job_whose_tasks_are_elsewhere(
 def test_a_damaged_job_harms_itself_alone(system: System, damage: str) -> None:
     center = system.center
     submitted(center, 120)
-    wrong, right = make(center, bulk.cancel), make(center, bulk.cancel, rate=10_000)
+    wrong, right = make(center, bulk.cancel_all), make(center, bulk.cancel_all, rate=10_000)
     gap = "" if damage.startswith("_") else " "
     server = center.store._shards.topic_server
     change = f"UPDATE {center.store.bulk._table}{gap}{damage} WHERE name='{wrong}'"
@@ -385,10 +385,10 @@ def test_jobs_are_kept_for_their_time_and_go_with_their_tasks(system: System) ->
     center = system.center
     submitted(center, 10)
     killed(center, 3, "x")
-    stopped, done = (make(center, bulk.cancel) for _ in range(2))
+    stopped, done = (make(center, bulk.cancel_all) for _ in range(2))
     act(center, bulk.stop, name=stopped)
     run(center, done)
-    running = make(center, bulk.purge)
+    running = make(center, bulk.purge_all)
     table, server = center.store.bulk._table, center.store._shards.topic_server
     long_ago = server.from_now(-KEPT_MS)
     old = [
@@ -408,7 +408,7 @@ def test_nobody_has_so_many_jobs_that_those_of_others_wait_or_cannot_be_seen(sys
     submitted(center, 10)
     submitted(center, 1, OTHER)
     cancel = {"rate": 1, "dry_run": False, "tasks": 10}
-    mine = act(center, bulk.cancel, **{**cancel, "topic": OTHER, "confirm": OTHER})["name"]
+    mine = act(center, bulk.cancel_all, **{**cancel, "topic": OTHER, "confirm": OTHER})["name"]
 
     def by_another(operation: Operation, **values: Any) -> Record:
         token = Token("another", frozenset({Role.OPERATE}), (TOPIC,))
@@ -416,17 +416,17 @@ def test_nobody_has_so_many_jobs_that_those_of_others_wait_or_cannot_be_seen(sys
         return found
 
     all_ = {**cancel, "topic": TOPIC, "confirm": TOPIC}
-    made = [by_another(bulk.cancel, **all_)["name"] for _ in range(MOST_RUNNING)]
+    made = [by_another(bulk.cancel_all, **all_)["name"] for _ in range(MOST_RUNNING)]
     with pytest.raises(Busy, match="stop it"):
-        by_another(bulk.cancel, **all_)
+        by_another(bulk.cancel_all, **all_)
     by_another(bulk.stop, name=made[0])
-    by_another(bulk.cancel, **all_)
+    by_another(bulk.cancel_all, **all_)
     with pytest.raises(Busy, match="stop it"):
         by_another(bulk.resume, name=made[0])
     token = Token("mine", frozenset({Role.READ}), (OTHER,))
     seen = bulk.list_jobs.perform(Doing(center, "mine", bulk.list_jobs.right, token), {"limit": 5})["jobs"]
     assert [one["name"] for one in seen] == [mine], "newer jobs that it may not see took its place"
-    assert act(center, bulk.cancel, **{**cancel, "topic": OTHER, "confirm": OTHER})["tasks"] == 1
+    assert act(center, bulk.cancel_all, **{**cancel, "topic": OTHER, "confirm": OTHER})["tasks"] == 1
 
 
 @pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to hang up")
@@ -439,7 +439,7 @@ def test_while_the_first_database_is_away_nothing_is_done_twice_and_then_it_goes
         system.create_topics()
         center = system.center
         job_ids = submitted(center, 300)
-        name = make(center, bulk.reschedule, delay=86_400.0, rate=1000)
+        name = make(center, bulk.reschedule_all, delay=86_400.0, rate=1000)
         runner = BulkRunner(center)
         runner.run_once()
         proxy.refuse()

@@ -405,7 +405,7 @@ def test_a_token_makes_so_many_and_an_operator_more(system: System, monkeypatch:
     def make(name: str, giver: Token | None) -> Token:
         by = "an operator" if giver is None else giver.name
         wanted: dict[str, Any] = {"roles": [Role.READ], "topics": ["shop.*"], "by": by, "giver": giver}
-        return tokens.create_token(system.center.store, name, clock=system.center.clock, **wanted).token
+        return tokens.create_token(system.center, name, **wanted).token
 
     for number in range(2):
         make(f"given-{number}", giver)

@@ -21,9 +21,9 @@ from harness.rows import change, known
 from harness.system import NewSystem, System
 
 from benchmarks.local import MariaDB
-from toc.console.acts import ACTS, Act
 from toc.console.console import Console
 from toc.console.pages import PAGES
+from toc.console.pages.acts import ACTS, Act
 from toc.console.sessions import COOKIE, Sessions
 from toc.console.shown import Column
 from toc.gateway.app import App
@@ -34,8 +34,8 @@ from toc.model.errors import StoreUnavailable
 from toc.model.lateness import Cause, Episode, LateStart, Span
 from toc.model.task import NewTask, TaskStatus
 from toc.model.verdict import Failure
+from toc.operate.due import show
 from toc.operate.operation import Doing
-from toc.operate.operations.due import show
 from toc.operate.tokens import TokenBook, create_token
 from toc.store.records.targets import new_key
 from toc.store.servers.shards import Answers
@@ -444,7 +444,7 @@ def test_while_the_database_is_away_nothing_changes_and_what_was_typed_stays(
 
 def test_a_page_that_is_long_to_draw_delays_nobody(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     center = system.center
-    made = create_token(center.store, "reads", roles=[Role.READ], topics=["*"], clock=center.clock, by="test")
+    made = create_token(center, "reads", roles=[Role.READ], topics=["*"], by="test")
     center.put(NewTask("test.sync", 1, 3600))
     drawing, answered, cell = threading.Event(), threading.Event(), Column.cell
     in_time: list[bool] = []

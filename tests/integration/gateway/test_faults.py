@@ -24,7 +24,7 @@ from harness.secured import Tls
 from harness.system import NewSystem, System
 
 from benchmarks.local import MariaDB, RedisServer
-from toc.cli.gateway import http_processes, with_dialects
+from toc.cli.daemons import http_processes, with_dialects
 from toc.gateway.tasks import BATCH_BYTES
 from toc.model.errors import ConfigError, InvalidInput, StoreUnavailable, UnknownTopic
 from toc.model.sharding import BizId

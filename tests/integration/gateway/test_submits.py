@@ -28,7 +28,7 @@ from toc.model.documents import instant as shown
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery, TopicType
 from toc.operate.operation import Doing
-from toc.operate.operations.topics import pause, resume
+from toc.operate.topics import pause, resume
 
 # Submits over HTTP: bodies both ways, names kept, refused or replaced, requests that are repeated.
 

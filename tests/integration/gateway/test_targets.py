@@ -16,7 +16,7 @@ from toc.model.errors import InvalidTarget
 from toc.model.target import TargetSecrets
 from toc.model.topic import Delivery, Topic
 from toc.operate.audit import action_record
-from toc.operate.targets import examine
+from toc.operate.doctor import target_lines
 from toc.sdk.batcher import Batcher
 from toc.store.records.targets import new_key
 
@@ -274,8 +274,8 @@ def test_a_target_is_for_its_topics_alone_by_every_door_and_else_as_one_not_ther
     assert center.submit("bank.pay", **task, target="vault")
     assert gateway.call("PATCH", "/v1/topics/bank.pay", {"target": "vault"}).status == 200
     gateway.call("PATCH", "/v1/targets/vault", {"topics": ["safe"]})
-    found = examine(center, center.store.topics.list())
-    assert [line.server for line in found if "not for that topic" in line.what] == ["vault"]
+    found = target_lines(center, center.store.topics.list())
+    assert [line.of for line in found if "not for that topic" in line.what] == ["vault"]
     gateway.system.wait(  # each process reads the targets again once a second
         lambda: gateway.call("POST", path, task | {"target": "vault"}).status == 422, "it is refused", 60
     )

@@ -12,7 +12,7 @@ from harness.patience import until
 
 from toc.model.errors import InvalidTopic
 from toc.model.task import NewTask, TaskStatus
-from toc.operate.admin import create_topic
+from toc.operate.topics import create_topic
 
 JSON = "application/json; charset=utf-8"
 DONE = '{"code":0,"message":"操作成功","data":null}'

@@ -14,7 +14,7 @@ from toc.model.clock import Clock
 from toc.model.minute import KEPT, MINUTE_MS, MOST_TOPICS, OTHERS, STARTS
 from toc.observe import metrics
 from toc.observe.board import Key
-from toc.operate.lateness import ALIVE_MINUTES, BOUNDS, Hour, hour, lateness_record
+from toc.operate.due import ALIVE_MINUTES, BOUNDS, Hour, hour, lateness_record
 from toc.store.records import cluster
 from toc.store.servers.server import Statement
 from toc.store.store import Store

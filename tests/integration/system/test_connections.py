@@ -62,7 +62,7 @@ def test_a_process_keeps_connections_to_the_servers_of_its_slots_alone(
     system.wait(lambda: not system.pending(job_ids), "every task has run", 60)
 
     spread = Spread(DATABASES, SERVERS)
-    workers = {row.member.worker_id: row.member.pid for row in cluster.workers(system.center)}
+    workers = {row.member.worker_id: row.member.pid for row in cluster.living_workers(system.center)}
     own: dict[int, set[int | None]] = {pid: {0} for pid in workers.values()}  # the first has the records
     for slot in cluster.slot_owners(system.center):
         assert slot.owner is not None

@@ -21,7 +21,7 @@ from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus,
 from toc.index.queues import NoIndex
 from toc.model.errors import ConfigError
 from toc.model.topic import Backoff, Delivery
-from toc.operate import admin, doctor
+from toc.operate import doctor, topics
 from toc.operate.top import Top
 
 
@@ -161,7 +161,7 @@ def test_a_worker_that_was_paused_starts_nothing_that_others_have_begun(alone: S
 def test_a_suspect_dies_alone_and_a_backlog_starts_at_its_rate(alone: System) -> None:
     alone.create_topics(prepare_timeout=3, backoff_base=0.01)
     alone.start(processes=2, env={"TOC_MAX_CRASHES": "1"})
-    admin.alter_topic(alone.center.store, "test.async", {"paused": True})
+    topics.alter_topic(alone.center, "test.async", {"paused": True})
     late = alone.client.submit_many([NewTask("test.async", n, 4) for n in range(60)])
     kills = alone.client.submit("test.sync", biz_id=1, delay=5, attribute={"die": 9})
     alone.wait(lambda: bool(alone.starts(kills)), "it has killed a process", 30)

@@ -21,12 +21,12 @@ from toc import InvalidInput, NewTask, Settings, Task, TaskStatus, TimeoutCenter
 from toc.model.errors import ConfigError, UnknownTopic
 from toc.model.lateness import LATE_MS
 from toc.model.minute import MINUTE_MS, STARTS
+from toc.operate import due
 from toc.operate.admin import migrator
-from toc.operate.cluster import workers
+from toc.operate.cluster import living_workers
+from toc.operate.due import hour
 from toc.operate.late import why
-from toc.operate.lateness import hour
 from toc.operate.operation import Doing
-from toc.operate.operations import due
 
 HERE = Path(__file__).parent
 
@@ -172,7 +172,7 @@ def test_a_handler_that_never_ends_is_charged_and_others_go_on(shop: Shop) -> No
         other = shop.center.submit("order.close", biz_id=2, delay=0.1)
         shop.ended(other)
         assert known(shop.center.get(stuck)).status is TaskStatus.DEAD
-        (row,) = workers(shop.center)
+        (row,) = living_workers(shop.center)
         assert row.member.lost_threads == 1
         shop.hang.set()
 

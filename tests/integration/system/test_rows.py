@@ -35,10 +35,11 @@ from toc.model.errors import (
 )
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery
-from toc.operate import admin, bulk, topics
+from toc.operate import bulk_jobs as bulk
+from toc.operate import topics
 from toc.operate.operation import Doing
-from toc.operate.operations.topics import resume
-from toc.operate.shown import row_record, task_shown
+from toc.operate.records import row_record, task_shown
+from toc.operate.topics import resume
 from toc.pull.pulls import Pulls
 from toc.sdk import batcher
 from toc.sdk.batcher import Batcher
@@ -301,9 +302,9 @@ def test_a_cancel_answers_although_its_topic_is_not_known_here_and_the_topic_tab
         )
         make_tables(settings)
         with TimeoutCenter(settings) as one, TimeoutCenter(settings) as other:
-            admin.create_topic(one, "known", biz_type=1, slot_amount=2)
+            topics.create_topic(one, "known", biz_type=1, slot_amount=2)
             assert other.get(one.submit("known", biz_id=1, delay=1800)) is not None
-            admin.create_topic(one, "later", biz_type=2, slot_amount=2)
+            topics.create_topic(one, "later", biz_type=2, slot_amount=2)
             on_second = next(biz for biz in range(100) if BizId.of(biz).crc % 2)
             job_id = one.submit("later", biz_id=on_second, delay=1800)
             proxy.refuse()
@@ -315,7 +316,7 @@ def test_a_cancel_answers_although_its_topic_is_not_known_here_and_the_topic_tab
 
 
 def _pause(system: System, name: str) -> None:
-    admin.alter_topic(system.center.store, name, {"paused": True})
+    topics.alter_topic(system.center, name, {"paused": True})
 
 
 def _resume(system: System, name: str) -> None:
@@ -404,10 +405,10 @@ def test_a_topic_is_deleted_only_empty_and_its_name_may_be_used_again(hosts: Sys
     assert {rows[job_id].status for job_id in far} == {3}
     assert store.topics.retired() == {1: 259_200}
     with pytest.raises(TocError, match="deleted"):
-        admin.create_topic(center, "test.sync", biz_type=1, slot_amount=4)
+        topics.create_topic(center, "test.sync", biz_type=1, slot_amount=4)
 
     # The name may be used again. The workers, which have lived through all of it, serve the new topic.
-    admin.create_topic(center, "test.sync", biz_type=77, slot_amount=2)
+    topics.create_topic(center, "test.sync", biz_type=77, slot_amount=2)
     center.catalog.refresh()
     fresh = [hosts.client.submit("test.sync", biz_id=n, delay=0.5) for n in range(20)]
     hosts.wait(lambda: not hosts.pending(fresh), "the new topic runs", 20)

@@ -23,7 +23,7 @@ from toc.model.schedule_state import new_state
 from toc.model.sharding import BizId
 from toc.model.verdict import Failure
 from toc.observe.metrics import SCHEDULES_STUCK
-from toc.operate.schedules import examine
+from toc.operate.doctor import schedule_lines
 from toc.sdk import schedules as sdk_schedules
 from toc.store.servers.mysql import MySqlServer
 from toc.store.servers.server import Statement
@@ -476,7 +476,7 @@ def test_where_its_zone_is_unknown_a_schedule_is_shown_named_and_can_be_changed(
     assert {one.name for one in schedules.list() if "'Test/Moved'" in one.stuck} == {
         "altered", "resumed", "every", "deleted"
     }  # fmt: skip
-    assert {line.server for line in examine(bench.center, topics)} == {
+    assert {line.of for line in schedule_lines(bench.center, topics)} == {
         "altered", "resumed", "every", "deleted"
     }  # fmt: skip
     paused = schedules.pause("resumed")
@@ -489,14 +489,14 @@ def test_where_its_zone_is_unknown_a_schedule_is_shown_named_and_can_be_changed(
     assert schedules.alter("every", every=HOUR, zone="UTC").next_time is not None
     assert schedules.trigger("resumed")
     assert schedules.delete("deleted")
-    assert examine(bench.center, topics) == [], "the one that is left is paused"
+    assert list(schedule_lines(bench.center, topics)) == [], "the one that is left is paused"
     zones("Etc/GMT-1")
     schedules.resume("resumed")
     bench.until(timedelta(hours=13))
     assert (bench.hours("resumed")[-1], bench.hours("altered")) == (11, [12])
     bench.clock.now += 86_400_000
-    assert {line.server for line in examine(bench.center, topics)} == {"altered", "resumed", "every"}
-    assert all("--topic TOPIC" in line.do for line in examine(bench.center, []))
+    assert {line.of for line in schedule_lines(bench.center, topics)} == {"altered", "resumed", "every"}
+    assert all("--topic TOPIC" in line.do for line in schedule_lines(bench.center, []))
 
 
 def test_schedules_at_rest_are_not_read(bench: Bench) -> None:

@@ -30,9 +30,9 @@ from toc.model.errors import ConfigError, StoreUnavailable
 from toc.model.minute import MINUTE_MS
 from toc.observe.metrics import METRICS
 from toc.observe.tracing import Tracing, is_traced, trace_id
-from toc.operate.lateness import hour, lateness_record
+from toc.operate import due
+from toc.operate.due import hour, lateness_record
 from toc.operate.operation import Doing, Record
-from toc.operate.operations import due
 
 # What comes due when, as operators see it: at the command line, over HTTP, with and without an index.
 

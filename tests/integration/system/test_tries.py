@@ -18,7 +18,7 @@ from toc.model.errors import InvalidExpiry
 from toc.model.task import UNLIMITED
 from toc.model.topic import Backoff
 from toc.model.verdict import Failure, try_as_read
-from toc.operate.bulk import redrive
+from toc.operate.bulk_jobs import redrive
 from toc.store.tasks.batch import Guard
 from toc.worker.quarantine import ALONE, MAX_UNSEEN
 

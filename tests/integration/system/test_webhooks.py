@@ -26,8 +26,8 @@ from toc import Task, TaskStatus, TimeoutCenter
 from toc.model.raised import MAX_ERROR_CHARS, Delivered, Postponed
 from toc.model.target import ATTRIBUTE
 from toc.model.task import Body, Content
-from toc.operate import admin
-from toc.operate.bulk import redrive
+from toc.operate import topics
+from toc.operate.bulk_jobs import redrive
 from toc.store.records.targets import new_key
 from toc.webhooks.connect import Lookup
 from toc.webhooks.handlers import Webhooks
@@ -96,7 +96,7 @@ def test_a_task_is_sent_signed_to_its_topics_target_or_its_own(hook: Hook, recei
     center = hooked.center
     shop = center.targets.create("shop", receiver.url("/a"), headers={"X-Key": "open sesame"})
     center.targets.create("other", other.url("/b"))
-    admin.alter_topic(center.store, "hook", {"target": "shop"})
+    topics.alter_topic(center, "hook", {"target": "shop"})
     hooked.start()
     first = hooked.submit("Bestellung 7", attribute={"n": 1})
     second = hooked.submit(2, body=b"\x00raw", content_type="text/plain", target="other")

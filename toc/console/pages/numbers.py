@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from toc.console.shown import (
-    Block,
-    Content,
-    Form,
-    Heat,
-    Note,
-    Picture,
-    Table,
-    columns,
-    following,
-    harmless,
-    number,
-    span,
-)  # fmt: skip
+from toc.console import shown
+from toc.console.shown import Block, Content, Form, Heat, Note, Picture, Table, columns
 from toc.console.view import Part, View, fields_of, page
 from toc.model.access import Action
 
@@ -55,18 +43,19 @@ async def due(view: View, topic: str = "") -> list[Block]:
         return part.notes
     counts, total = part.value, part.value["total"]
     ages = [one["oldest"] for one in counts["ages"].values() if one["oldest"] is not None]
-    about = f"Counted by those who sweep the tables, up to {span(max(ages))} ago." if ages else ""
+    about = f"Counted by those who sweep the tables, up to {shown.span(max(ages))} ago." if ages else ""
     if counts["capacity"] is not None:
-        about += f" All workers have started at most {number(counts['capacity']).text} a minute."
+        about += f" All workers have started at most {shown.number(counts['capacity']).text} a minute."
     beyond = min((one["due"] for one in counts["beyond"]), default=0)
     most = beyond - 1 if beyond and not topic else None
     hour, week = counts["minutes_from"], counts["hours_from"]
+    pile = shown.following("/console/what-if", {}, topic=topic)
     blocks = [
         *part.notes,
         *_missing(counts["missing"]),
         Picture("Due in the next hour", about, hour, 60, total["minutes"], "tasks a minute", most),
         Picture("Due in the next week", "", week, 3600, total["hours"], "tasks an hour"),
-        Note(text="What would pile up during a pause?", href=following("/console/what-if", {}, topic=topic)),
+        Note(text="What would pile up during a pause?", href=pile),
     ]
     if not topic:
         others = [{"topic": "others", **counts["others"]}] if counts["others"] else []
@@ -84,8 +73,8 @@ async def lateness(view: View, topic: str = "") -> list[Block]:
     counts = part.value
     rows, bounds = counts["total"]["lateness"], counts["bounds"]
     late = sum(sum(row[bounds.index(LATE) + 1 :]) for row in rows)
-    starts = number(sum(counts["total"]["starts"])).text
-    about = f"{starts} starts, {number(late).text} of them more than {LATE:g} s late."
+    starts = shown.number(sum(counts["total"]["starts"])).text
+    about = f"{starts} starts, {shown.number(late).text} of them more than {LATE:g} s late."
     heat = Heat("Lateness in the last hour", about, counts["minutes_from"], rows, bounds)
     table = Table("The last hour", "", HOUR, counts["topics"], empty="Nothing has started.")
     return [*part.notes, heat, table]
@@ -115,10 +104,10 @@ async def what_if(view: View) -> Content:
     pile = await view.ask(name, view.query)
     ends = "When all of them would have started is not known."
     if pile["drained"] is not None:
-        ends = f"{span(pile['drain_seconds'])} later all of them would have started."
-    of = f" of {harmless(pile['topic'])}" if pile["topic"] else ""
-    pause = span(float(view.query["pause"]))
-    said = f"After a pause of {pause}, {number(pile['waiting']).text} tasks{of} would wait. {ends}"
+        ends = f"{shown.span(pile['drain_seconds'])} later all of them would have started."
+    of = f" of {shown.harmless(pile['topic'])}" if pile["topic"] else ""
+    pause = shown.span(float(view.query["pause"]))
+    said = f"After a pause of {pause}, {shown.number(pile['waiting']).text} tasks{of} would wait. {ends}"
     steps = [one for one in pile["steps"] if one["at"] <= (pile["drained"] or pile["resumed"])]
     blocks += [Note(text=said, level="warn"), *_missing(pile["missing"])]
     blocks.append(Table("Step by step", columns=STEPS, records=steps))

@@ -1,4 +1,4 @@
-"""Tasks: find them, the life of one, and those that run now."""
+"""Tasks: find them, the life of one, those that run now, dead ones."""
 
 from __future__ import annotations
 
@@ -7,20 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from toc.console.shown import (
-    Block,
-    Content,
-    Facts,
-    Field,
-    Form,
-    Lines,
-    Note,
-    Table,
-    columns,
-    following,
-    harmless,
-    path,
-)
+from toc.console import shown
+from toc.console.shown import Block, Content, Facts, Field, Form, Lines, Note, Table, columns
 from toc.console.view import CLUSTER_SECONDS, Redirect, View, fields_of, page
 from toc.gateway.calls import Answer
 from toc.model.access import Action
@@ -45,7 +33,7 @@ JOB_ID = re.compile(r"[1-9][0-9]{0,18}")
 def found(title: str, call: str, records: Mapping[str, Any], view: View, *hidden: str) -> list[Block]:
     """Return the form of a search for tasks, and what it has found."""
     fields = fields_of(call, view.query, leave_out=("limit", "next", *hidden))
-    more = following(view.url, view.query, next=records["next"]) if records["next"] else ""
+    more = shown.following(view.url, view.query, next=records["next"]) if records["next"] else ""
     tasks = records["tasks"]
     some = [one for one in COLUMNS if any(one.key in task and task[one.key] is not None for task in tasks)]
     empty = "None on this page; there may be more." if more else "None."
@@ -65,8 +53,8 @@ async def tasks(view: View) -> Content | Redirect:
     blocks = [by_id, form, table]
     biz_id = query.get("biz_id", "")
     if not records["tasks"] and biz_id.isdecimal() and query.get("text") != "true":
-        said = f"{harmless(biz_id)} was looked for as a number. Look for it as a text."
-        blocks.append(Note(text=said, href=following(view.url, query, text="true", next=None)))
+        said = f"{shown.harmless(biz_id)} was looked for as a number. Look for it as a text."
+        blocks.append(Note(text=said, href=shown.following(view.url, query, text="true", next=None)))
     return Content("Tasks", blocks, view.now_ms)
 
 
@@ -108,7 +96,7 @@ async def task(view: View) -> Content:
 def of_biz_id(biz_id: int | str) -> str:
     """Return where all tasks of a biz_id are."""
     text = isinstance(biz_id, str) and biz_id.isdecimal() and int(biz_id) <= MAX_EXACT
-    return following("/console/tasks", {}, biz_id=biz_id, text="true" if text else None)
+    return shown.following("/console/tasks", {}, biz_id=biz_id, text="true" if text else None)
 
 
 @page("tasks/{job_id}/body", Action.GET_BODY)
@@ -125,7 +113,7 @@ def carried(one: Mapping[str, Any], view: View) -> list[Block]:
     elif not view.may(Action.READ_VALUES, one["topic"]):
         found.append(Note(text="Its attribute is hidden: seeing it needs a token with the role values."))
     if one.get("body_length") is not None and view.may(Action.GET_BODY, one["topic"]):
-        found.append(Note(text="Download its body", href=path("/console/tasks/{job_id}/body", one)))
+        found.append(Note(text="Download its body", href=shown.path("/console/tasks/{job_id}/body", one)))
     return found
 
 
@@ -148,3 +136,33 @@ def _outcome(each: Mapping[str, Any]) -> str:
     if each["status"] is not None and 200 <= each["status"] < 300:
         return f"try {each['attempt']} succeeded"
     return f"crash {each['crashes']}" if each["crashes"] else f"try {each['attempt']} failed"
+
+
+# --- dead ones: why, in groups, and which
+
+GROUPS_SECONDS = 15.0
+GROUPS = columns("error, topic, tasks, first, last, job_id: One of them")
+
+
+@page("dead", Action.READ_DEAD, menu="Dead")
+async def dead(view: View) -> Content:
+    """The groups, unless a group or some tasks were chosen; then these, the latest first."""
+    if not view.query.keys() - {"topic"}:
+        return await _groups(view)
+    records = await view.ask("GET /v1/dead", {"limit": ON_PAGE, "newest": "true", **view.query})
+    return Content("Dead tasks", found("", "GET /v1/dead", records, view, "status"), view.now_ms)
+
+
+def _list(one: Mapping[str, Any]) -> str:
+    return shown.following("/console/dead", {}, topic=one["topic"], error=one["contains"], newest="true")
+
+
+async def _groups(view: View) -> Content:
+    part = await view.part("Dead tasks", "GET /v1/dead:groups", view.query, fresh=GROUPS_SECONDS)
+    blocks: list[Block] = [*part.notes]
+    if part.value is not None:
+        groups = [{**one, "tasks": (one["tasks"], _list(one))} for one in part.value["groups"]]
+        read = part.value["read"]
+        about = f"Of the latest {read} deaths; there are earlier ones." if part.value["more"] else ""
+        blocks.append(Table(about=about, columns=GROUPS, records=groups, empty="No dead tasks."))
+    return Content("Dead tasks", blocks, part.at)

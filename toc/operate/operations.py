@@ -1,17 +1,15 @@
-"""Operations, a module for each subject."""
+"""All that operators can do, of every subject."""
 
 from __future__ import annotations
 
-from toc.operate.operation import Operation
-from toc.operate.operations import (
+from toc.operate import (
+    admin,
     audit,
     bulk,
     cluster,
     dead,
     due,
-    index,
     late,
-    pending,
     schedules,
     targets,
     tasks,
@@ -19,10 +17,10 @@ from toc.operate.operations import (
     tokens,
     topics,
 )
+from toc.operate.operation import Operation
 
 SUBJECTS = (
-    tasks, late, topics, pending, dead, due, bulk, cluster, index, tokens, templates, audit, targets,
-    schedules,
+    tasks, late, topics, dead, due, bulk, cluster, admin, tokens, templates, audit, targets, schedules,
 )  # fmt: skip
 OPERATIONS = tuple(
     one for subject in SUBJECTS for one in vars(subject).values() if isinstance(one, Operation)

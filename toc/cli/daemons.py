@@ -1,4 +1,4 @@
-"""toc gateway"""
+"""toc worker | gateway: the daemons."""
 
 from __future__ import annotations
 
@@ -13,21 +13,52 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from toc.cli.options import option
 from toc.cli.output import say
-from toc.cli.values import daemon_settings
-from toc.model.errors import ConfigError, InvalidInput, shown
+from toc.cli.values import daemon_settings, flag, option
+from toc.model.errors import ConfigError, InvalidInput, NotInstalled, shown
 
 if TYPE_CHECKING:
     from toc.worker.daemon.processes import SideProcesses
 
+_AT = "ADDRESS:PORT"
 BACKLOG = 2048
 """Connections that wait to be taken, for instance while a process is replaced."""
 
 
-def _port(name: str, text: str) -> Any:
-    """Return the option of a dialect's port."""
-    return option("ADDRESS:PORT", text, envvar=f"TOC_GATEWAY_{name}")
+def worker(
+    app: str | None = option("MODULE:NAME", "Your TimeoutCenter: shop.deadlines:center."),
+    webhooks: bool = flag("--webhooks", "Send the tasks of topics whose delivery is webhook."),
+    processes: int | None = option("N", "Worker processes. Default: one per core."),
+    threads: int | None = option("N", "Handlers that each process runs at once. Default 16."),
+) -> None:
+    """Run handlers, send webhooks, or both: the daemon of this host. SIGTERM or Ctrl-C stops it.
+
+    Examples: toc worker --app shop.deadlines:center --processes 4
+              toc worker --webhooks
+    """
+    if app is None and not webhooks:
+        raise InvalidInput("give --app MODULE:NAME, --webhooks, or both")
+    asked = {"processes": processes, "threads": threads}
+    settings = daemon_settings(**{name: value for name, value in asked.items() if value is not None})
+    if webhooks:
+        check_webhooks()
+    from toc.worker.app import NO_HANDLERS
+    from toc.worker.daemon.start import run_daemon
+
+    raise typer.Exit(run_daemon(NO_HANDLERS if app is None else app, settings, webhooks=webhooks))
+
+
+def check_webhooks() -> None:
+    """Raise NotInstalled unless webhooks can be sent from here."""
+    try:
+        import toc.webhooks.sender  # noqa: F401 - imports the HTTP client
+    except ImportError as exc:
+        raise NotInstalled("--webhooks needs aiohttp", "webhooks") from exc
+
+
+def _set(variable: str, metavar: str, text: str, **more: Any) -> Any:
+    """Return an option that a variable TOC_GATEWAY_... sets, too."""
+    return option(metavar, text, envvar=f"TOC_GATEWAY_{variable}", **more)
 
 
 def gateway(
@@ -41,35 +72,26 @@ def gateway(
     plain_from: list[str] | None = option(
         "CIDR", "Networks that may connect without TLS, such as a proxy's; may be repeated."
     ),
-    per_address: int = option(
-        "N",
-        "Most connections of one client's address to one process.",
-        default=3000,
-        min=2,
-        max=1_000_000,
-        envvar="TOC_GATEWAY_PER_ADDRESS",
+    per_address: int = _set(
+        "PER_ADDRESS", "N", "Most connections of one client's address to one process.",
+        default=3000, min=2, max=1_000_000,
     ),
-    proxy: list[str] | None = option(
-        "CIDR",
-        "A proxy, whose address may have any number of connections; may be repeated.",
-        envvar="TOC_GATEWAY_PROXY",
+    proxy: list[str] | None = _set(
+        "PROXY", "CIDR", "A proxy, whose address may have any number of connections; may be repeated."
     ),
-    youzan: str | None = _port("YOUZAN", "Speak Youzan's delay queue here."),
-    redis_delayed: str | None = _port("REDIS_DELAYED", "Speak redis-delayed here."),
-    delay_task: str | None = _port("DELAY_TASK", "Speak delay/task here."),
-    lmstfy: str | None = _port("LMSTFY", "Speak lmstfy's API here."),
-    lmstfy_admin: str | None = _port("LMSTFY_ADMIN", "Speak lmstfy's admin API here."),
-    dialect_from: list[str] | None = option(
-        "CIDR",
+    youzan: str | None = _set("YOUZAN", _AT, "Speak Youzan's delay queue here."),
+    redis_delayed: str | None = _set("REDIS_DELAYED", _AT, "Speak redis-delayed here."),
+    delay_task: str | None = _set("DELAY_TASK", _AT, "Speak delay/task here."),
+    lmstfy: str | None = _set("LMSTFY", _AT, "Speak lmstfy's API here."),
+    lmstfy_admin: str | None = _set("LMSTFY_ADMIN", _AT, "Speak lmstfy's admin API here."),
+    dialect_from: list[str] | None = _set(
+        "DIALECT_FROM", "CIDR",
         "Networks that may use the ports of dialects, which have no tokens; may be repeated.",
-        envvar="TOC_GATEWAY_DIALECT_FROM",
     ),
-    dialect_host: list[str] | None = option(
-        "NAME",
-        "A name by which clients know these ports; may be repeated.",
-        envvar="TOC_GATEWAY_DIALECT_HOST",
+    dialect_host: list[str] | None = _set(
+        "DIALECT_HOST", "NAME", "A name by which clients know these ports; may be repeated."
     ),
-) -> None:
+) -> None:  # fmt: skip
     """Serve the HTTP API to clients with access tokens (`toc token create`). SIGTERM stops it in good order.
 
     One worker without handlers runs beside the HTTP processes, so that a system of gateways alone is
@@ -83,15 +105,11 @@ def gateway(
     bounds = ["--per-address", str(per_address), *_each("--proxy", _networks("--proxy", proxy or []))]
     beside = replace(beside, command=(*beside.command, *bounds))
     named = {
-        "youzan": youzan,
-        "redis-delayed": redis_delayed,
-        "delay-task": delay_task,
-        "lmstfy": lmstfy,
+        "youzan": youzan, "redis-delayed": redis_delayed, "delay-task": delay_task, "lmstfy": lmstfy,
         "lmstfy-admin": lmstfy_admin,
-    }
-    beside = with_dialects(
-        beside, {name: at for name, at in named.items() if at}, dialect_from or [], dialect_host or []
-    )
+    }  # fmt: skip
+    there = {name: at for name, at in named.items() if at}
+    beside = with_dialects(beside, there, dialect_from or [], dialect_host or [])
     settings = daemon_settings(processes=1)
     from toc.worker.app import NO_HANDLERS
     from toc.worker.daemon.start import run_daemon
@@ -126,9 +144,7 @@ def http_processes(
     try:
         import toc.gateway.process
     except ImportError as exc:
-        raise ConfigError(
-            f"the gateway needs {exc.name}, which is not installed: pip install 'timeout-center[gateway]'"
-        ) from exc
+        raise NotInstalled(f"the gateway needs {exc.name}, which is not installed", "gateway") from exc
     try:
         address = ip_address(host)
     except ValueError as exc:

@@ -1,4 +1,4 @@
-"""Dead tasks: list, redrive or purge some, by job_id or all that filters select."""
+"""Dead tasks: list them, also in groups; redrive or purge some, by job_id or all that filters select."""
 
 from __future__ import annotations
 
@@ -14,24 +14,10 @@ from toc.model.bulk import BulkKind
 from toc.model.documents import instant
 from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
+from toc.operate import tasks
+from toc.operate.audit import audited
+from toc.operate.bulk import RATE, count_or_do
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
-from toc.operate.operations.bulk import count_or_do
-from toc.operate.operations.tasks import (
-    BIZ_ID,
-    DRY_RUN,
-    ERROR,
-    FILTERS,
-    LIMIT,
-    MAX_ON_PAGE,
-    RATE,
-    TEXT,
-    TOPIC,
-    TaskPage,
-    page,
-    selection,
-    shown,
-    topics_of,
-)
 
 if TYPE_CHECKING:
     from toc.model.task import TaskRow
@@ -40,18 +26,17 @@ if TYPE_CHECKING:
 MAX_ERROR = 200
 """Characters of an error that tell it from others."""
 NUMBERS = re.compile(r"[0-9#]+")
-
 CHOSEN = (
-    Param("job_ids", Value.JOB_ID, "Which tasks.", least=1, most=MAX_ON_PAGE, many=True,
+    Param("job_ids", Value.JOB_ID, "Which tasks.", least=1, most=tasks.MAX_ON_PAGE, many=True,
           metavar="[JOB_ID]..."),
     *(replace(one, typed=True, default=None) for one in (
-        TOPIC, BIZ_ID, TEXT,
+        tasks.TOPIC, tasks.BIZ_ID, tasks.TEXT,
         Param("due_after", Value.PAST, "Died from this time on.", option="--after"),
         Param("due_before", Value.PAST, "Died before this time.", option="--before"),
-        ERROR,
+        tasks.ERROR,
         Param("all", Value.FLAG, "Every task that the filters select."),
     )),
-    RATE, DRY_RUN,
+    RATE, tasks.DRY_RUN,
 )  # fmt: skip
 
 
@@ -67,23 +52,20 @@ class Counts(TypedDict, total=False):
     would_purge: int
 
 
-@operation(
-    "dead.list", "GET /v1/dead", Right.READ_DEAD, "List dead tasks",
-    *FILTERS, takes="Search", gives=TaskPage, place=Place.TASKS,
-)  # fmt: skip
+@operation("dead.list", "GET /v1/dead", Right.READ_DEAD, "List dead tasks",
+           *tasks.FILTERS, takes="Search", gives=tasks.TaskPage, place=Place.TASKS)  # fmt: skip
 def list_dead(
-    doing: Doing,
-    *,
-    limit: int,
-    newest: bool = False,
-    next: str | None = None,  # noqa: A002
-    **which: Any,
-) -> Record:
-    """Show dead tasks, a page at a time; at the command line the latest first."""
+    doing: Doing, *, limit: int, newest: bool = False, next: str | None = None, **which: Any  # noqa: A002
+) -> Record:  # fmt: skip
+    """Show dead tasks, a page at a time; at the command line the latest first.
+
+    toc: Examples: toc dead list --topic order.close --limit 20
+    toc dead list --after 2h --error "connection refused"
+    """
     if which.pop("status", "dead") != "dead":
         raise InvalidInput("dead tasks have the status dead", "status")
-    wanted = selection(doing, "dead", **which)
-    return shown(doing, page(doing, wanted, next, limit, newest=newest or doing.token is None))
+    wanted = tasks.selection(doing, "dead", **which)
+    return tasks.shown(doing, tasks.page(doing, wanted, next, limit, newest=newest or doing.token is None))
 
 
 class DeadGroups(TypedDict):
@@ -96,16 +78,17 @@ class DeadGroups(TypedDict):
     more: bool
 
 
-@operation(
-    "dead.groups", "GET /v1/dead:groups", Right.READ_DEAD, "See why tasks are dead",
-    TOPIC, replace(LIMIT, about="Of the latest N deaths.", default=MAX_ON_PAGE),
-    takes="WhichDead", gives=DeadGroups, place=Place.ALL,
-)  # fmt: skip
+@operation("dead.groups", "GET /v1/dead:groups", Right.READ_DEAD, "See why tasks are dead",
+           tasks.TOPIC, replace(tasks.LIMIT, about="Of the latest N deaths.", default=tasks.MAX_ON_PAGE),
+           takes="WhichDead", gives=DeadGroups, place=Place.ALL)  # fmt: skip
 def groups(doing: Doing, limit: int, topic: str | None = None) -> Record:
-    """Group the dead tasks by topic and error, of the latest deaths."""
-    found = page(doing, selection(doing, "dead", topic), None, limit, newest=True)
+    """Group the dead tasks by topic and error, of the latest deaths.
+
+    toc: Example: toc dead groups --topic order.close
+    """
+    found = tasks.page(doing, tasks.selection(doing, "dead", topic), None, limit, newest=True)
     grouped: dict[tuple[str, str], list[TaskRow]] = {}
-    for row, name in topics_of(doing, found.rows):
+    for row, name in tasks.topics_of(doing, found.rows):
         error = (row.last_error or "").partition("\n")[0][:MAX_ERROR]
         grouped.setdefault((name, NUMBERS.sub("#", error)), []).append(row)
     shown = [
@@ -123,46 +106,41 @@ def groups(doing: Doing, limit: int, topic: str | None = None) -> Record:
     return {"groups": shown, "read": len(found.rows), "more": found.next is not None}
 
 
-@operation(
-    "tasks.redrive", "POST /v1/dead:redrive", Right.REDRIVE, "Redrive dead tasks",
-    *CHOSEN, takes="Chosen", gives=Counts, place=Place.LONG, audited=False,
-)  # fmt: skip
+@operation("tasks.redrive", "POST /v1/dead:redrive", Right.REDRIVE, "Redrive dead tasks",
+           *CHOSEN, takes="Chosen", gives=Counts, place=Place.LONG, audited=False)  # fmt: skip
 def redrive(doing: Doing, **given: Any) -> Record:
     """Make dead tasks pending again, due now, with all their tries. First repair the cause.
 
     Those that are not dead are left alone.
+
+    toc: Example: toc dead redrive --error "connection refused" --after 2h --all --dry-run
     """
-    from toc.operate import bulk
+    from toc.operate import bulk_jobs
 
-    return _change(doing, BulkKind.REDRIVE, "redriven", bulk.redrive, **given)
+    return _change(doing, BulkKind.REDRIVE, bulk_jobs.redrive, **given)
 
 
-@operation(
-    "tasks.purge", "POST /v1/dead:purge", Right.PURGE, "Purge dead tasks",
-    *CHOSEN, takes="Chosen", gives=Counts, place=Place.LONG, audited=False, asks=True,
-)  # fmt: skip
+@operation("tasks.purge", "POST /v1/dead:purge", Right.PURGE, "Purge dead tasks",
+           *CHOSEN, takes="Chosen", gives=Counts, place=Place.LONG, audited=False, asks=True)  # fmt: skip
 def purge(doing: Doing, **given: Any) -> Record:
-    """Delete dead tasks and their rows for good."""
-    from toc.operate import bulk
+    """Delete dead tasks and their rows for good.
 
-    return _change(doing, BulkKind.PURGE, "purged", bulk.purge_dead, **given)
+    toc: Asks first, unless JOB_IDs are given. Exits with 4 if some were left because their Redis server was
+    out of reach.
+
+    Example: toc dead purge --topic order.close --before 30d --all --dry-run
+    """
+    from toc.operate import bulk_jobs
+
+    return _change(doing, BulkKind.PURGE, bulk_jobs.purge_dead, **given)
 
 
 def _change(
-    doing: Doing,
-    kind: BulkKind,
-    done: str,
-    do: Callable[[TimeoutCenter, Sequence[int]], Record],
-    *,
-    job_ids: Sequence[int] | None = None,
-    all: bool = False,  # noqa: A002 - as it is typed
-    dry_run: bool,
-    rate: float | None = None,
-    **which: Any,
-) -> Record:
+    doing: Doing, kind: BulkKind, do: Callable[[TimeoutCenter, Sequence[int]], Record], *, dry_run: bool,
+    job_ids: Sequence[int] | None = None, all: bool = False,  # noqa: A002 - as it is typed
+    rate: float | None = None, **which: Any,
+) -> Record:  # fmt: skip
     """Do it to the tasks that are named, or, at the command line, to all that match."""
-    from toc.operate.audit import audited
-
     store, typed = doing.center.store, doing.token is None
     store.check_layout()
     if (job_ids is None) != all or (job_ids is not None and which) or (all and not which):
@@ -171,12 +149,16 @@ def _change(
             how = "JOB_IDs, or --topic NAME (or another filter) together with --all"
         raise InvalidInput(f"give {how}", "job_ids")
     if job_ids is None:
-        return count_or_do(doing, kind, done, dry_run=dry_run, rate=rate, which=which)
+        counts = count_or_do(doing, kind, which, dry_run=dry_run, rate=rate)
+        counts.pop("unknown", None)  # gone since they were chosen
+        return counts
     asked = sorted(set(job_ids))
-    if len(asked) > MAX_ON_PAGE:
-        raise InvalidInput(f"{len(asked)} job_ids; at most {MAX_ON_PAGE}: select more by filters", "job_ids")
+    if len(asked) > tasks.MAX_ON_PAGE:
+        raise InvalidInput(
+            f"{len(asked)} job_ids; at most {tasks.MAX_ON_PAGE}: select more by filters", "job_ids"
+        )
     rows = [row for row in store.read(asked).values() if row.status == TaskStatus.DEAD]
-    chosen = [row.job_id for row, _ in topics_of(doing, rows)]
+    chosen = [row.job_id for row, _ in tasks.topics_of(doing, rows)]
     if dry_run:
         return {f"would_{kind}": len(chosen)}
     if not chosen:

@@ -1,10 +1,9 @@
-"""Tasks: find those that match."""
+"""Find tasks: those that match, and dead ones in groups."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +17,7 @@ from toc.model.errors import shown as shown_text
 from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
-from toc.operate.shown import TaskShown, UnreadableShown, row_record, task_or_damage
+from toc.operate.records import TaskShown, UnreadableShown, row_record, task_or_damage
 
 if TYPE_CHECKING:
     from toc.model.task import TaskRow
@@ -28,9 +27,6 @@ MAX_ON_PAGE = 1000
 TOPIC = Param("topic", Value.TOPIC, "Only this topic.", metavar="NAME")
 BIZ_ID = Param("biz_id", Value.BIZ_ID, "Id of the order or other object; a number if all digits.")
 TEXT = Param("text", Value.FLAG, "Treat the biz_id as a text even if it is all digits.", default=False)
-TYPED_TEXT = replace(TEXT, default=None, typed=True)
-RATE = Param("rate", Value.NUMBER, "With --all: at most N tasks per second.", least=0.001, most=10_000,
-             typed=True)  # fmt: skip
 DRY_RUN = Param("dry_run", Value.FLAG, "Change nothing; show how many tasks would change.", default=False)
 STATUS = Param(
     "status", Literal["pending", "processed", "cancelled", "dead"], "Without a biz_id by default pending."
@@ -59,31 +55,24 @@ class TaskPage(TypedDict):
     next: str | None
 
 
-@operation(
-    "task.find", "GET /v1/tasks", Right.FIND_TASKS, "Search tasks",
-    *FILTERS, takes="Search", gives=TaskPage, place=Place.TASKS,
-)  # fmt: skip
+@operation("task.find", "GET /v1/tasks", Right.FIND_TASKS, "Search tasks",
+           *FILTERS, takes="Search", gives=TaskPage, place=Place.TASKS)  # fmt: skip
 def search(
-    doing: Doing,
-    *,
-    limit: int,
-    newest: bool,
-    next: str | None = None,  # noqa: A002
-    **which: Any,
-) -> Record:
-    """Show the tasks that match, a page at a time."""
+    doing: Doing, *, limit: int, newest: bool, next: str | None = None, **which: Any  # noqa: A002
+) -> Record:  # fmt: skip
+    """Show the tasks that match, a page at a time.
+
+    toc: Examples: toc find --biz-id 42
+    toc find --topic order.close --after 2030-01-31T12:00:00Z
+    toc find --topic order.close --status processed --after 2h --before 1h
+    """
     return shown(doing, page(doing, selection(doing, **which), next, limit, newest=newest))
 
 
 def selection(
-    doing: Doing,
-    status: str | None = None,
-    topic: str | None = None,
-    biz_id: int | str | None = None,
-    due_after: datetime | None = None,
-    due_before: datetime | None = None,
-    error: str | None = None,
-) -> Selection:
+    doing: Doing, status: str | None = None, topic: str | None = None, biz_id: int | str | None = None,
+    due_after: datetime | None = None, due_before: datetime | None = None, error: str | None = None,
+) -> Selection:  # fmt: skip
     """Return what filters select, within what whoever asks may see. Raises InvalidInput, UnknownTopic."""
     from toc.store.tasks.select import END_OF_TIME, Selection
 

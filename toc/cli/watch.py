@@ -1,0 +1,246 @@
+"""toc top | slots | due: pictures of the cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from toc.cli.operations import act, acted
+from toc.cli.output import console, end_if_lost, print_json, say, screen, show, show_one, table
+from toc.cli.values import Json, flag, number, opened, option
+from toc.model.clock import parse_duration
+from toc.model.errors import InvalidInput
+from toc.operate import cluster
+from toc.operate import due as operations
+from toc.operate.operation import Record
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from toc.operate.top import Picture
+
+BAR = 40
+"""The longest bar."""
+_COLUMNS = ("topic", "overdue", "hour", "day", "week", "later")
+_DAY = 24
+
+
+def top(
+    daemon: list[str] | None = option("HOST:PORT", "Read this daemon's /metrics; may be repeated."),
+    interval: float = option("S", "Seconds between two measurements.", default=2.0),
+    once: bool = flag("--once", "Measure one interval, print it, and exit."),
+    as_json: Json = False,
+) -> None:
+    """Watch a cluster: rates, lateness, slots, dead tasks, servers out of reach.
+
+    Rates and lateness come from the daemons' /metrics: those of --daemon, else those that the daemons
+    announce in ZooKeeper (TOC_METRICS_ADDRESS). All else comes from Redis and ZooKeeper.
+
+    With --once or --json it exits with 4 if the workers could not be read, with 1 if a daemon did not answer.
+    """
+    from toc.operate.top import Top
+
+    if not 0.1 <= interval <= 3600:
+        raise InvalidInput(f"--interval must be 0.1 to 3600 seconds, not {interval:g}")
+    with opened() as center:
+        view, cluster = Top(center, daemon or ()), center.settings.cluster
+        view.look()
+        if not (once or as_json):
+            with screen() as draw:
+                while True:
+                    time.sleep(interval)
+                    draw(_drawn(view.look(), cluster))
+                    end_if_lost()
+        time.sleep(interval)
+        picture = view.look()
+        if as_json:
+            print_json(asdict(picture))
+        else:
+            console().print(_drawn(picture, cluster))
+        if view.workers_error is not None:
+            raise view.workers_error
+        if picture.silent:
+            say(f"no answer from {', '.join(picture.silent)}: their numbers are missing")
+            raise typer.Exit(1)
+
+
+def _drawn(picture: Picture, cluster: str) -> RenderableType:
+    """Draw a picture: what is out of reach and late topics first, as a terminal may have no room for all
+    lines."""
+    from rich.console import Group
+    from rich.text import Text
+
+    rates = [topic["ended_per_second"] for topic in picture.topics if topic["ended_per_second"] is not None]
+    head = Text.assemble(
+        (f"toc {cluster}", "bold"),
+        time.strftime("   %H:%M:%S   "),
+        f"{len(picture.workers)} workers, {picture.daemons} daemons answer",
+        f"   {sum(rates):,.0f} tries/s" if rates else "",
+    )
+    parts: list[RenderableType] = [head, *(Text(f"! {line}", style="red") for line in picture.trouble)]
+    topics = sorted(picture.topics, key=_is_late, reverse=True)
+    tables = list(map(_topic_line, topics)), list(map(_worker_line, picture.workers))
+    return Group(*parts, *(table(lines) for lines in tables if lines))
+
+
+def _is_late(topic: Record) -> bool:
+    return topic["overdue"] >= 1 and not topic["paused"]
+
+
+def _topic_line(topic: Record) -> Record:
+    from rich.text import Text
+
+    paused, p99 = topic["paused"], topic["lateness_p99"]
+    return {
+        "topic": Text(topic["topic"] + (" (paused)" if paused else ""), style="dim" if paused else ""),
+        "tries/s": _rate(topic["ended_per_second"]),
+        "retries/s": _rate(topic["retried_per_second"]),
+        "late_p50": _seconds(topic["lateness_p50"]),
+        "late_p99": Text(_seconds(p99), style="red" if (p99 or 0) >= 1 else ""),
+        "handler_p99": _seconds(topic["handler_p99"]),
+        "running": _count(topic["running"]),
+        "waiting": _count(topic["waiting"]),
+        "due": _count(topic["due"]),
+        "overdue": Text(_seconds(topic["overdue"] or None), style="red" if _is_late(topic) else ""),
+        "prepared": _count(topic["prepared"]),
+        "scheduled": _count(topic["scheduled"]),
+        "dead": Text(_count(topic["dead"]), style="yellow" if topic["dead"] else ""),
+    }
+
+
+def _worker_line(worker: Record) -> Record:
+    notes = [note for key, note in (("drained", "drained"), ("leader", "leads")) if worker[key]]
+    if worker["assigned"] not in (None, worker["owned"]):
+        notes.append("slots are moving")
+    if worker["tables_assigned"] != worker["tables"]:
+        notes.append("tables are moving")
+    shown = {key: worker[key] for key in ("worker", "host", "owned", "assigned", "tables")}
+    return shown | {"": ", ".join(notes)}
+
+
+def _rate(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _seconds(value: float | None) -> str:
+    """Return a duration for people: 0.8 ms, 120 ms, 4.2 s, 15 min."""
+    if value is None:
+        return "-"
+    if value < 1:
+        return f"{value * 1000:.1f} ms" if value < 0.01 else f"{value * 1000:.0f} ms"
+    return f"{value:.1f} s" if value < 120 else f"{value / 60:,.0f} min"
+
+
+def slots(
+    topic: str | None = option("NAME", "Only this topic."),
+    watch: bool = flag("--watch", "Refresh each second until Ctrl-C."),
+    as_json: Json = False,
+) -> None:
+    """Show every slot: its owner and why, its tasks, how long the first that none has taken has been due.
+
+    What workers have taken and cannot start is in `toc top`.
+    """
+    if watch and as_json:
+        raise InvalidInput("give --watch or --json, not both")
+    values: Record = {} if topic is None else {"topic": topic}
+    empty = "no topics, so no slots"
+    if not watch:
+        show(acted(cluster.slots, **values)["slots"], as_json=as_json, empty=empty)
+        return
+    with opened() as center, screen() as draw:
+        while True:
+            # Those that are late come first: not all may have room.
+            found = sorted(act(cluster.slots, center, **values)["slots"], key=_late, reverse=True)
+            draw(table(found) if found else empty)
+            end_if_lost()
+            time.sleep(1)
+
+
+def _late(slot: Record) -> bool:
+    return (slot["overdue"] or 0) >= 1
+
+
+def due(
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Only this topic.")] = None,
+    what_if: str | None = option("TIME", "Show what would pile up in a pause of 2h, 30m, 1d from now on."),
+    rate: str | None = option("N", "With --what-if: tasks a second that are started afterwards."),
+    as_json: Json = False,
+) -> None:
+    """Show how many tasks come due in each minute of the next hour and each hour of the next week.
+
+    Examples: toc due
+              toc due order.close --what-if 2h --rate 50
+    """
+    values: dict[str, Any] = {} if topic is None else {"topic": topic}
+    if what_if is None:
+        if rate is not None:
+            raise InvalidInput("--rate goes with --what-if")
+        record = acted(operations.show, **values)
+    else:
+        if rate is not None:
+            values["rate"] = number(rate, "--rate", 0.001, 1e6)
+        record = acted(operations.what_if, pause=parse_duration(what_if), **values)
+    if as_json:
+        print_json(record)
+    elif what_if is None:
+        _show_due(record)
+    else:
+        show_one(
+            {key: value for key, value in record.items() if key not in ("steps", "missing")}, as_json=False
+        )
+        say("--json has what would wait at the end of each minute, later of each hour")
+        _missing(record)
+
+
+def _show_due(record: Record) -> None:
+    topics = [{key: one[key] for key in _COLUMNS} for one in record["topics"]]
+    if record["others"] and any(record["others"][key] for key in _COLUMNS[1:]):
+        topics.append({"topic": "(others)", **{key: record["others"][key] for key in _COLUMNS[1:]}})
+    show(topics, as_json=False, empty="nothing is pending")
+    total = record["total"]
+    minute, hour = (datetime.fromisoformat(record[key]) for key in ("minutes_from", "hours_from"))
+    hours = total["hours"]
+    _bars("next hour", "%H:%M", minute, timedelta(minutes=1), total["minutes"])
+    _bars("next day", "%H:%M", hour, timedelta(hours=1), hours[:_DAY])
+    days = [sum(hours[first : first + _DAY]) for first in range(0, len(hours), _DAY)]
+    _bars("next week, days from now", "%a %d", hour, timedelta(days=1), days)
+    _remarks(record)
+
+
+def _bars(title: str, form: str, start: datetime, step: timedelta, counts: Sequence[int]) -> None:
+    """Print a bar for each time at which something is due."""
+    most = max(counts, default=0)
+    if not most:
+        return
+    print(f"\n{title} (UTC)")
+    for place, count in enumerate(counts):
+        if count:
+            print(f"{start + place * step:{form}} {count:>12,} {'#' * -(-BAR * count // most)}")
+
+
+def _remarks(record: Record) -> None:
+    """Say how old the counts are, and what is not in them."""
+    for part, age in record["ages"].items():
+        if age["oldest"] is not None:
+            say(f"{part} were counted at most {age['oldest']:.0f} s ago")
+    for one in record["beyond"]:
+        say(
+            f"{one['due']:,} are due at {one['at'][11:16]}: more than the workers have started in a minute, "
+            f"{record['capacity']:,}"
+        )
+    _missing(record)
+
+
+def _missing(record: Record) -> None:
+    for one in record["missing"]:
+        age = "" if one["age"] is None else f", counted {one['age']:.0f} s ago"
+        say(f"missing: {one['table']}: {one['error']}{age}")
