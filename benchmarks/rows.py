@@ -42,8 +42,8 @@ from benchmarks.scale import idle, settle
 from benchmarks.system import System, warn
 from toc import Settings, TimeoutCenter
 from toc.maintenance.due_walk import ROWS, SHARE
-from toc.maintenance.passes import FULL, OVERDUE, SOON, Round
 from toc.maintenance.sweep import Sweep, SweepCounts
+from toc.maintenance.sweeper import FULL, OVERDUE, SOON, Round
 from toc.model.due import FAR
 from toc.model.task import TaskStatus
 from toc.operate import admin

@@ -197,12 +197,25 @@ class Loop:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
+    def turn(self) -> float:
+        """Make a turn, here and now. Returns the seconds until the next."""
+        self._turn_at = time.monotonic()
+        try:
+            return self._run_once()
+        finally:
+            self._turn_at = 0.0
+
     def pause(self, seconds: float) -> None:
         """Sleep some milliseconds inside ``run_once``; nothing ends it early. Restarts the clock of
         ``busy_seconds``."""
         if seconds > 0:
             time.sleep(seconds)
             self._turn_at = time.monotonic()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether a turn is under way, from before its first step."""
+        return self._turn_at != 0.0
 
     def busy_seconds(self, now: float) -> float:
         """How long the current turn has lasted at ``now`` (monotonic). 0 while it sleeps."""
@@ -214,9 +227,7 @@ class Loop:
             self.wake.clear()  # before the work: a wake during it ends the next sleep at once
             if self._stopped.is_set():  # after clear, which may have forgotten the wake of ``stop``
                 return
-            self._turn_at = time.monotonic()
-            seconds = self._run_once()
-            self._turn_at = 0.0
+            seconds = self.turn()
             if seconds > 0:
                 self.wake.sleep(seconds)
 

@@ -15,10 +15,10 @@ from harness.threads import Beside
 from toc import NewTask, TaskStatus, Topic
 from toc.index.messages import Peek
 from toc.model.topic import Slot
-from toc.worker.guards.silence import SILENT_SECONDS
+from toc.worker.daemon.processes import SILENT_SECONDS
 from toc.worker.run.handler_loop import CLEAN_UP_SECONDS
 from toc.worker.settle.finish import MAX_UNWRITTEN
-from toc.worker.take.agenda import MAX_UNSTARTED, ROUND_LIMIT
+from toc.worker.take.poll import MAX_UNSTARTED, ROUND_LIMIT
 
 # Faults 15 to 17, 31 and 36: handlers that are long, fail, kill or hold their process, or clean up.
 

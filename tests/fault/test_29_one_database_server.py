@@ -284,7 +284,7 @@ def test_processes_started_without_the_topic_tables_server_run_what_the_others_h
 
 def _asked_in_vain(daemon: DaemonProcess) -> bool:
     """Whether processes, not their daemon alone, have asked for the topics and got no answer."""
-    return any(event["source"] == "toc.worker.deliveries" for event in daemon.events("topics_not_read"))
+    return any(event["source"] == "toc.worker.run.dispatch" for event in daemon.events("topics_not_read"))
 
 
 def _biz_id(table: int) -> int:

@@ -288,7 +288,7 @@ def _serve(scripts: socket.socket) -> None:
     import toc.store.migrate
     import toc.store.servers.mysql
     import toc.webhooks.handlers
-    import toc.worker.daemon.start
+    import toc.worker.daemon.supervisor
     import toc.worker.embedded
     import toc.worker.process
 

@@ -61,13 +61,14 @@ class WorkerAtRest:
         there.close()
         self.link = ControlPipe(here)
         self.worker = worker = Worker(center, name, self.link, threads=1)
-        self.pipeline = pipeline = worker.pipeline
-        self.inflight, self.finisher, self.poller = pipeline.inflight, pipeline.finisher, pipeline.poller
-        self.inbox, self.leases, self.dispatcher = pipeline.inbox, pipeline.leases, pipeline.dispatcher
-        self.adopter = pipeline.adopter
-        self.bodies = pipeline.bodies
-        self.checker = pipeline.checker
-        self.queues = pipeline.finisher.tools.queues
+        self.inflight, self.inbox, self.queues = (
+            worker.tools.inflight,
+            worker.tools.inbox,
+            worker.tools.queues,
+        )
+        self.finisher, self.poller, self.leases = worker.finisher, worker.poller, worker.leases
+        self.dispatcher, self.adopter = worker.dispatcher, worker.adopter
+        self.bodies, self.checker = worker.bodies, worker.checker
         """The worker's own, which is not that of the center: what a test replaces here, its stages call."""
         self.heartbeat, self.reclaimer, self.book = worker.heartbeat, worker.reclaimer, worker.book
         self.own(slots)
@@ -90,8 +91,8 @@ class WorkerAtRest:
         seconds = self.poller.run_once()
         while not (self.poller.settled and self.checker.settled):
             assert time.monotonic() < until_answered, "a server does not answer"
-            self.poller.reactor.clear()
-            self.poller.reactor.sleep(min(seconds, 0.01))
+            self.worker.tools.wake.clear()
+            self.worker.tools.wake.sleep(min(seconds, 0.01))
             seconds = self.poller.run_once()
         return seconds
 
@@ -230,7 +231,7 @@ class Hands(WorkerAtRest):
     def ask_for_leases(self) -> None:
         """Be at work for so long that what runs gets leases."""
         self.clock.slept += LEASE_AFTER_SECONDS
-        self.leases.look(0)
+        self.leases.loops[0].turn()
 
     def sleep(self) -> None:
         """Be paused for much longer than prepare_timeout: nobody has kept alive what is held."""
@@ -279,7 +280,7 @@ class Hands(WorkerAtRest):
     def take_without_redis(self) -> None:
         """Take by leases what is due, where Redis is out of reach."""
         self.worker.rows.look_now()
-        self.worker.rows.run_once(0)
+        self.worker.rows.loops[0].turn()
         self.turn()
 
     def close(self) -> None:

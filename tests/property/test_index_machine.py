@@ -43,7 +43,7 @@ from sqlalchemy import Connection
 from benchmarks.local import RedisServer
 from toc import CancelOutcome, Dead, RescheduleOutcome, Settings, Task, TaskStatus, TimeoutCenter, Topic
 from toc.index import queues
-from toc.maintenance import passes
+from toc.maintenance import sweeper
 from toc.maintenance.sweep import Sweep
 from toc.model.clock import Clock, from_ms
 from toc.model.raised import Raised, raised
@@ -53,10 +53,11 @@ from toc.operate.bulk_jobs import redrive
 from toc.sdk import client
 from toc.store.migrate import Migrator
 from toc.store.servers.health import Health
-from toc.worker import pipeline, reclaim
+from toc.worker import reclaim
+from toc.worker import worker as worker_module
 from toc.worker.entry import Entry
 from toc.worker.lease_keeper import LeaseKeeper
-from toc.worker.settle import flush
+from toc.worker.settle import finish
 from toc.worker.take import poll
 
 TABLES = 2
@@ -113,6 +114,10 @@ class Hand:
         self.waiting: list[Entry] = []
         self.running: list[Entry] = []
 
+    def follow_topics(self) -> float:
+        """The catalog is as the machine has made it."""
+        return 60.0
+
     def room(self, topic: str) -> int:  # noqa: ARG002 - the dispatcher's signature
         return 100
 
@@ -132,7 +137,7 @@ class Party(WorkerAtRest):
     def __init__(self, center: TimeoutCenter, name: str, dead: frozenset[str]) -> None:
         self.hand = Hand()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pipeline, "Dispatcher", lambda **_: self.hand)
+            patch.setattr(worker_module, "Dispatcher", lambda *_: self.hand)
             super().__init__(center, name, TOPIC.slots())
         self.finisher.loops[0].pause = lambda _: None  # type: ignore[assignment, method-assign]
         self.book.dead = dead
@@ -481,7 +486,7 @@ class Machine(RuleBasedStateMachine):
         """
         number = data.draw(st.sampled_from(waiting(self)))
         party = self.parties[number]
-        party.finisher.give_back(party.hand.waiting + party.pipeline.early.withdraw())
+        party.finisher.give_back(party.hand.waiting + party.worker.tools.early.withdraw())
         party.hand.waiting = []
         if not lost:
             self.flush(number)
@@ -662,7 +667,7 @@ class Machine(RuleBasedStateMachine):
         """All tables, up to the horizon, and the dead."""
         center = self.center
         sweep = Sweep(center.store, center.queues, center.catalog, self.clock)
-        for each in passes.restore_rounds(sweep, range(TABLES)):
+        for each in sweeper.restore_rounds(sweep, range(TABLES)):
             while each.left:
                 each.step()
 
@@ -856,11 +861,11 @@ def machine(
 ) -> Iterator[type[Machine]]:
     FrozenClock.install(monkeypatch)
     # Leases are for life without Redis (spec/leases.pml); here both workers share one store, and one name.
-    monkeypatch.setattr(LeaseKeeper, "must_cover", lambda *_: False)
+    monkeypatch.setattr(LeaseKeeper, "uncovered", lambda *_: [])
     # A busy machine is no server that is away: what it draws would no more follow from the steps before.
     monkeypatch.setattr(Health, "patience", PATIENCE)
     monkeypatch.setattr(queues, "READ_SECONDS", PATIENCE)
-    for module in (client, flush, poll, reclaim, passes):
+    for module in (client, finish, poll, reclaim, sweeper):
         monkeypatch.setattr(module, "failpoint", lambda name: Machine.current.reached(name))
     url, prefix = f"sqlite:///{tmp_path}/toc.db", "toc_"
     if request.param == "mariadb":

@@ -9,7 +9,7 @@ import pytest
 
 from toc import Retry, Settings
 from toc.model.errors import ConfigError, InvalidDelay
-from toc.worker.daemon.start import run_daemon
+from toc.worker.daemon.supervisor import run_daemon
 
 ELSEWHERE = """
 from toc import Settings, TimeoutCenter

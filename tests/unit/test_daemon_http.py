@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from toc.worker.daemon.http import Answer, listen
+from toc.worker.daemon.monitor import Answer, listen
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ PUBLIC = {"__init__": {"sdk", "config", "model"}}  # the public names
 # Of the worker, these put objects together: they build on settings and on what the application has made.
 COMPOSERS = {"worker/app.py", "worker/no_handlers.py", "worker/process.py", "worker/worker.py",
              "worker/table_services.py",
-             "worker/embedded.py", "worker/daemon/start.py",
-             "worker/daemon/keeper.py", "worker/daemon/supervisor.py"}  # fmt: skip
+             "worker/embedded.py", "worker/daemon/keeper.py", "worker/daemon/slots.py",
+             "worker/daemon/monitor.py", "worker/daemon/supervisor.py"}  # fmt: skip
 
 DRIVERS = {
     "sqlalchemy": "store",

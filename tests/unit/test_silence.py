@@ -1,7 +1,7 @@
 """How long a process has been silent, and how long it may be."""
 
 from toc.model.topic import Topic
-from toc.worker.guards.silence import SILENT_SECONDS, Silence
+from toc.worker.daemon.processes import SILENT_SECONDS, Silence
 
 
 def test_only_time_that_the_listener_was_awake_for_is_silence() -> None:

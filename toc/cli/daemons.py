@@ -43,7 +43,7 @@ def worker(
     if webhooks:
         check_webhooks()
     from toc.worker.app import NO_HANDLERS
-    from toc.worker.daemon.start import run_daemon
+    from toc.worker.daemon.supervisor import run_daemon
 
     raise typer.Exit(run_daemon(NO_HANDLERS if app is None else app, settings, webhooks=webhooks))
 
@@ -112,7 +112,7 @@ def gateway(
     beside = with_dialects(beside, there, dialect_from or [], dialect_host or [])
     settings = daemon_settings(processes=1)
     from toc.worker.app import NO_HANDLERS
-    from toc.worker.daemon.start import run_daemon
+    from toc.worker.daemon.supervisor import run_daemon
 
     raise typer.Exit(run_daemon(NO_HANDLERS, settings, beside))
 

@@ -132,7 +132,7 @@ def _run(
     from toc.config import Settings
     from toc.dev.reload import run_with_reloads
     from toc.worker.app import NO_HANDLERS
-    from toc.worker.daemon.start import run_daemon
+    from toc.worker.daemon.supervisor import run_daemon
 
     settings = Settings(**(settings.model_dump() | {"processes": 1}))
     if app is None:
@@ -159,7 +159,7 @@ def _run(
 def _debug(app: str, announce: Callable[[], None]) -> int:
     """Run an app's handlers on a thread of this process, which has the terminal, until Ctrl-C."""
     from toc.worker.app import load_app, tell
-    from toc.worker.run.told import tell_ready
+    from toc.worker.run.wrapped import tell_ready
 
     os.environ["TOC_SHUTDOWN_DEADLINE"] = "1"  # who ends it at a breakpoint does not wait for the handler
     # Streams without Python code, which a debugger would step into while it prints.

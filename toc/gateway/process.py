@@ -42,8 +42,7 @@ from toc.observe.metrics import GATEWAYS_READY
 from toc.operate.bulk_jobs import BulkRunner
 from toc.operate.tokens import TokenBook
 from toc.sdk.client import TimeoutCenter
-from toc.worker.control import ControlPipe, known
-from toc.worker.guards.silence import BEAT_SECONDS
+from toc.worker.control import BEAT_SECONDS, ControlPipe, known
 
 log = get_logger(__name__)
 

@@ -67,46 +67,40 @@ class DeadQueueCheck:
         pages: dict[Slot, int] = {}
         expected = 0
         for slot, start in self._left.items():
-            if expected >= PAGE:
-                break
-            pages[slot] = start
-            expected += min(buried[slot], PAGE)
+            if expected < PAGE:
+                pages[slot] = start
+                expected += min(buried[slot], PAGE)
         found: dict[Slot, Collection[int]] = {}
         for slot, page in self._queues.dead_pages(pages, PAGE).items():
             # Added again below if more is left. If Redis did not answer, the next pass reads it.
             del self._left[slot]
             if not isinstance(page, IndexUnavailable):
                 found[slot] = page
-        suspects = self._not_dead(found)
-        if suspects:
-            # Read again right before the removal: the first read was of many rows, and some may have died.
-            suspects = self._not_dead(suspects)
-            self._remove(suspects)
+        suspects = self._not_dead([job_id for ids in found.values() for job_id in ids])
+        # Read again right before the removal: the first read was of many rows, and some may have died.
+        suspects = self._not_dead(suspects) if suspects else suspects
         for slot, ids in found.items():
+            gone = {job_id: suspects[job_id] for job_id in ids if job_id in suspects}
+            if gone:
+                self._remove(slot, gone)
             if len(ids) >= PAGE:
-                self._left[slot] = pages[slot] + len(ids) - len(suspects.get(slot, ()))
+                self._left[slot] = pages[slot] + len(ids) - len(gone)
 
-    def _not_dead(self, found: Mapping[Slot, Collection[int]]) -> dict[Slot, dict[int, TryRow | None]]:
-        """The ids whose rows are missing or not dead, without those whose tables do not answer."""
-        rows = self._store.read_tries([job_id for page in found.values() for job_id in page])
+    def _not_dead(self, job_ids: Collection[int]) -> dict[int, TryRow | None]:
+        """Those whose rows are missing or not dead, without those whose tables do not answer."""
+        rows = self._store.read_tries(job_ids)
         if rows.unanswered:
             error = next(iter(rows.unanswered.values()))
             log.warning("dead_queues_not_checked", tasks=len(rows.unanswered), error=str(error))
-        alive: dict[Slot, dict[int, TryRow | None]] = {}
-        for slot, page in found.items():
-            for job_id in page:
-                row = rows.get(job_id)
-                if job_id not in rows.unanswered and belongs(row) is not Place.DEAD_QUEUE:
-                    alive.setdefault(slot, {})[job_id] = row
-        return alive
+        found = {job_id: rows.get(job_id) for job_id in job_ids if job_id not in rows.unanswered}
+        return {job_id: row for job_id, row in found.items() if belongs(row) is not Place.DEAD_QUEUE}
 
-    def _remove(self, entries: Mapping[Slot, Mapping[int, TryRow | None]]) -> None:
-        removed = self._queues.purge_dead({slot: list(rows) for slot, rows in entries.items()})
-        for slot, count in removed.items():
-            if isinstance(count, IndexUnavailable) or not count:
-                continue  # the next pass looks again, or an operator was faster
-            log.info("dead_entries_removed", slot=str(slot), tasks=count)
-            for job_id, row in entries[slot].items():
-                if row is None:
-                    log.error("orphan_dropped", job_id=job_id, slot=str(slot))
-                    ORPHANS.of(slot.topic).add()
+    def _remove(self, slot: Slot, entries: Mapping[int, TryRow | None]) -> None:
+        removed = self._queues.purge_dead({slot: list(entries)})[slot]
+        if isinstance(removed, IndexUnavailable) or not removed:
+            return  # the next pass looks again, or an operator was faster
+        log.info("dead_entries_removed", slot=str(slot), tasks=removed)
+        for job_id, row in entries.items():
+            if row is None:
+                log.error("orphan_dropped", job_id=job_id, slot=str(slot))
+                ORPHANS.of(slot.topic).add()

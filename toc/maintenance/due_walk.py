@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 
 from toc.maintenance.sweep import COMPLAIN_SECONDS
@@ -42,26 +43,26 @@ TABLES = 16
 IDLE_SECONDS = 1.0
 
 
+@dataclass(slots=True)
 class _Walk:
-    """The way through one table: where it is, what it has counted, and when it began (monotonic)."""
+    """The way through one table: where it is, when it began (monotonic), and what it has counted."""
 
-    def __init__(self, place: Place, began: float) -> None:
-        self.place = place
-        self.began = began
-        self.groups: Counter[tuple[int, int]] = Counter()
+    place: Place
+    began: float
+    groups: Counter[tuple[int, int]] = field(default_factory=Counter)
 
 
+@dataclass(slots=True)
 class _Round:
     """A round of a part: the tables that wait, and those that are being counted."""
 
-    def __init__(self, part: Part, at: float) -> None:
-        self.part = part
-        self.at = at
-        """When the next round begins (monotonic); it has begun if tables are left."""
-        self.waiting: deque[int] = deque()
-        self.walks: dict[int, _Walk] = {}
-        self.at_once = 1
-        """Of how many tables a step reads a page: more while they hold little."""
+    part: Part
+    at: float
+    """When the next round begins (monotonic); it has begun if tables are left."""
+    waiting: deque[int] = field(default_factory=deque)
+    walks: dict[int, _Walk] = field(default_factory=dict)
+    at_once: int = 1
+    """Of how many tables a step reads a page: more while they hold little."""
 
 
 class DueWalk:
@@ -103,8 +104,7 @@ class DueWalk:
         if not (due.waiting or due.walks):
             due.waiting.extend(sorted(mine))
             due.at = began
-        failed = self._step(due, mine, began)
-        for error in failed.values():
+        for error in self._step(due, mine, began).values():
             if self._complains():
                 log.warning("due_not_counted", error=str(error))
         if not (due.waiting or due.walks):

@@ -18,8 +18,9 @@ after the end of a pass, and when a retention is altered, because that changes w
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, product
 
 from toc.model.bulk import KEPT_MS
 from toc.model.catalog import TopicCatalog
@@ -152,12 +153,9 @@ class Retention:
         """Plan the steps of a cycle, which checks everything once, records now and then."""
         tables = self._tables
         self._done = {key: place for key, place in self._done.items() if key[2] in tables}
-        mine = sorted(tables)
-        for first in range(0, len(mine), TABLES):
-            some = mine[first : first + TABLES]
-            for retention in sorted(set(self._keep.values())):
-                for status in FINAL:
-                    self._steps.append(partial(self._take, retention, status, some, PAGE))
+        mine, kept = sorted(tables), sorted(set(self._keep.values()))
+        for first, retention, status in product(range(0, len(mine), TABLES), kept, FINAL):
+            self._steps.append(partial(self._take, retention, status, mine[first : first + TABLES], PAGE))
         if now >= self._records_at:
             self._records_at = now + RECORDS_SECONDS
             for table, purge in self._records:
@@ -170,22 +168,17 @@ class Retention:
 
     def _take(self, retention: int, status: TaskStatus, tables: Sequence[int], limit: int) -> None:
         """Purge rows of a status that ended more than ``retention`` seconds ago, in these tables."""
-        starts = {
-            table: self._done.get((retention, status, table), Position(0))
-            for table in tables
-            if table in self._tables
-        }
+        mine = [table for table in tables if table in self._tables]
+        starts = {table: self._done.get((retention, status, table), Position(0)) for table in mine}
         now, keep, scans = self._clock.now_ms(), retention * 1000, self._store.scans
         scanned = scans.scan((), starts, 0, now - keep, limit, status=status, where=scans.ended_ago(keep))
-        old = [
-            row
-            for page in scanned.pages.values()
-            for row in page
-            if self._keep.get(row.biz_type, retention + 1) <= retention
-        ]
+        rows = chain.from_iterable(scanned.pages.values())
+        old = [row for row in rows if self._keep.get(row.biz_type, retention + 1) <= retention]
         if old:
             self._store.delete_ended({row.job_id: row.body_length for row in old})
-            self._count(row.biz_type for row in old)
+            for biz_type, count in Counter(row.biz_type for row in old).items():
+                topic = self._catalog.known_type(biz_type)
+                PURGED.of("?" if topic is None else topic.name).add(count)
         for table, page in scanned.pages.items():
             place = page[-1].position if page else starts[table]
             self._done[retention, status, table] = min(place, Position(now - OVERLAP_MS))
@@ -193,8 +186,3 @@ class Retention:
                 self._steps.append(partial(self._take, retention, status, [table], LARGE_PAGE))
         for error in scanned.failed.values():
             raise error
-
-    def _count(self, biz_types: Iterable[int]) -> None:
-        names = {topic.biz_type: topic.name for topic in self._catalog.known().values()}
-        for topic, count in Counter(names.get(biz_type, "?") for biz_type in biz_types).items():
-            PURGED.of(topic).add(count)

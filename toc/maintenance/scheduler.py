@@ -64,11 +64,7 @@ class Scheduler:
     """
 
     def __init__(
-        self,
-        store: Store,
-        catalog: TopicCatalog,
-        sweep: Sweep,
-        wake: Callable[[], None] = lambda: None,
+        self, store: Store, catalog: TopicCatalog, sweep: Sweep, wake: Callable[[], None] = lambda: None
     ) -> None:
         self._schedules = store.schedules
         self._catalog = catalog
@@ -98,9 +94,8 @@ class Scheduler:
             return LOOK_EVERY
         began = self._clock.monotonic()
         now = self._clock.now_ms()
-        waiting = sorted(
-            (at, table) for table, at in list(self._agenda.items()) if at <= now and table in self._tables
-        )
+        times = [(at, table) for table, at in list(self._agenda.items()) if table in self._tables]
+        waiting = sorted(pair for pair in times if pair[0] <= now)
         hurry = False
         try:
             if waiting:
@@ -133,9 +128,8 @@ class Scheduler:
         moves = []
         hurry = False
         for one in due.rows:
-            move = self._move(one)
+            move, nominal = self._move(one), one.stored.state.next_time
             moves.append(move)
-            nominal = one.stored.state.next_time
             if move.rows and nominal is not None:
                 hurry |= nominal + one.stored.definition.offset - one.now < HURRY_MS
         failpoint("schedule.rows-read")
@@ -143,14 +137,13 @@ class Scheduler:
         failpoint("schedule.rows-written")
         for move in moved.done:
             self._tell(move)
-        rows = [row for move in moved.done for row in move.rows]
+        rows = [
+            DueRow(row.job_id, row.biz_type, row.next_time, 0, row.slot_crc, row.slot_amount)
+            for move in moved.done
+            for row in move.rows
+        ]
         if rows:
-            self._sweep.add(
-                [
-                    DueRow(row.job_id, row.biz_type, row.next_time, 0, row.slot_crc, row.slot_amount)
-                    for row in rows
-                ]
-            )
+            self._sweep.add(rows)
         # Ask when these tables must be read next, except those of which more rows are due now.
         failed = self._ask(set(tables) - due.more - due.failed.keys())
         # Those come after all other tables that wait now.

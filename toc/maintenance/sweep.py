@@ -2,7 +2,7 @@
 
 An entry can be missing although its row exists: after a crash between row and index, a submit while Redis was
 down, a row written in a caller's transaction, or when a task comes inside the horizon. This file goes from
-rows to entries. ``toc.maintenance.passes`` decides which rows, and when.
+rows to entries. ``toc.maintenance.sweeper`` decides which rows, and when.
 
 Entries are added with ZADD LT unless the id is in the PrepareQueue: an early entry is harmless (the row check
 puts it back), a late or absent one is not. There is no high-water mark in id or time, because commit order is
@@ -17,15 +17,16 @@ from typing import NamedTuple
 
 from toc.index.calls import IndexBroken, Scored
 from toc.index.queues import Queues
-from toc.maintenance.ends import Ends, may_be_over
+from toc.model import verdict
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import IndexUnavailable, SchemaBehind, StoreUnavailable
-from toc.model.topic import SLOT_AMOUNTS, Slot, Topic
-from toc.model.verdict import beyond_horizon, entry_score
+from toc.model.task import TaskStatus
+from toc.model.topic import SLOT_AMOUNTS, Delivery, Slot, Topic
 from toc.observe.log import get_logger
-from toc.observe.metrics import ROWS_WITHOUT_TOPIC, SWEEP_ADDED, SWEEP_ROWS
+from toc.observe.metrics import EXPIRED_TASKS, ROWS_WITHOUT_TOPIC, SWEEP_ADDED, SWEEP_ROWS, TRIES
 from toc.store.store import Store
+from toc.store.tasks.batch import Guard
 from toc.store.tasks.scan import DueRow
 
 log = get_logger(__name__)
@@ -35,6 +36,10 @@ MAX_AHEAD_MS = 30_000
 much later."""
 COMPLAIN_SECONDS = 60.0
 """How often the same trouble is logged."""
+
+
+Over = Mapping[int, tuple[DueRow, Topic]]
+"""Rows that may be over, with their topics."""
 
 
 class SweepCounts(NamedTuple):
@@ -57,8 +62,7 @@ class Sweep:
 
     def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
         self.scans = store.scans
-        self._topics = store.topics
-        self._ends = Ends(store, queues)
+        self._store = store
         self.clock = clock
         self._queues = queues
         self.indexed = queues.present
@@ -76,13 +80,13 @@ class Sweep:
         known = self._catalog.known_type
         entries: dict[Slot, list[tuple[int, float]]] = {}
         pairs = [(row, known(row.biz_type) or self._topic(row)) for row in rows]
-        over = {row.job_id: (row, topic) for row, topic in pairs if topic and may_be_over(row, topic, now)}
-        ended = self._ends.end(over, now) if over else set()
+        over = {row.job_id: (row, topic) for row, topic in pairs if topic and _may_be_over(row, topic, now)}
+        ended = self._end(over, now) if over else set()
         for row, topic in pairs:
             if topic is None or row.job_id in ended:
                 continue
-            if row.next_time - now <= MAX_AHEAD_MS or not beyond_horizon(topic, row.next_time, now):
-                score = entry_score(topic, row.next_time, row.attempts)
+            if row.next_time - now <= MAX_AHEAD_MS or not verdict.beyond_horizon(topic, row.next_time, now):
+                score = verdict.entry_score(topic, row.next_time, row.attempts)
                 slot = topic.slot(row.slot_crc, row.slot_amount)
                 entries.setdefault(slot, []).append((row.job_id, score))
                 if row.slot_amount != topic.slot_amount:
@@ -91,6 +95,78 @@ class Sweep:
         if counts.added:
             log.debug("sweep_indexed", entries=counts.added)  # also tasks that have ended meanwhile
         return counts
+
+    def _end(self, over: Over, now: int) -> set[int]:
+        """End those of these tasks whose time is over at ``now`` (ms): rows, then entries. Returns their ids.
+
+        A worker that takes an expired task, or a pull that meets one whose last ttr is over, ends it. But
+        nobody takes the tasks of a paused topic, and perhaps nobody pulls: then who sweeps the table does it.
+        What cannot be ended now is read again by a later pass.
+        """
+        pulled = {job_id: pair for job_id, pair in over.items() if _is_pulled(pair[1])}
+        others = {job_id: pair for job_id, pair in over.items() if job_id not in pulled}
+        statuses: dict[int, TaskStatus] = {}
+        if pulled:
+            statuses |= self._end_pulled(pulled)
+        if others:
+            statuses |= self._expire(others, now)
+        dead: dict[Slot, list[tuple[int, int]]] = {}
+        gone: dict[Slot, list[int]] = {}
+        for job_id, status in statuses.items():
+            row, topic = over[job_id]
+            slot = topic.slot(row.slot_crc, row.slot_amount)
+            if status is TaskStatus.DEAD:
+                dead.setdefault(slot, []).append((job_id, now))
+            else:
+                gone.setdefault(slot, []).append(job_id)
+        # If a node is away: the row check drops an entry, and a later pass over dead rows restores one.
+        if dead:
+            self._queues.restore_dead(dead)
+        if gone:
+            self._queues.forget(gone)
+        return set(statuses)
+
+    def _expire(self, over: Over, now: int) -> dict[int, TaskStatus]:
+        """End tasks that expired more than prepare_timeout ago. Returns how they ended.
+
+        By then a try that had started in time has a lease, and its row is left alone.
+        """
+        ends = [
+            verdict.after_expiry(row, now)
+            for row in self._store.read_tries(over).values()
+            if row.status == TaskStatus.PENDING
+            and row.next_time <= now
+            and row.lease <= 0
+            and verdict.has_expired(row.expires_at, _long_ago(over[row.job_id][1], now))
+        ]
+        guards = self._store.expire(ends) if ends else {}
+        statuses = {}
+        for end in ends:
+            if guards.get(end.job_id) is Guard.APPLIED:
+                name = over[end.job_id][1].name
+                EXPIRED_TASKS.of(name).add()
+                log.info("task_expired", job_id=end.job_id, topic=name, started=end.started)
+                statuses[end.job_id] = TaskStatus.DEAD if end.started else TaskStatus.CANCELLED
+        return statuses
+
+    def _end_pulled(self, over: Over) -> dict[int, TaskStatus]:
+        """End pulled tasks that have expired, or whose last ttr is over. Returns how they ended."""
+        ends = [
+            verdict.after_lapse(row)
+            for row in self._store.pulls.read(over).values()
+            if verdict.unpulled(row, over[row.job_id][1])
+            in (verdict.Unpulled.LAPSED, verdict.Unpulled.EXPIRED)
+        ]
+        ended = self._store.pulls.end(ends) if ends else {}
+        statuses = {}
+        for end in ends:
+            if ended.get(end.row.job_id):
+                statuses[end.row.job_id] = TaskStatus(end.status)
+                if end.status == TaskStatus.DEAD:
+                    topic = over[end.row.job_id][1]
+                    log.warning("task_dead", job_id=end.row.job_id, topic=topic.name, error=end.error)
+                    TRIES.of(topic.name, "dead").add()
+        return statuses
 
     def restore_dead(self, rows: Collection[DueRow]) -> SweepCounts:
         """Restore the DeadQueue entries of rows of status 4."""
@@ -136,7 +212,7 @@ class Sweep:
             )  # fmt: skip
             return
         with suppress(StoreUnavailable, SchemaBehind):  # the topic table does not answer; the row comes again
-            if self._topics.raise_slots(topic.name, row.slot_amount):
+            if self._store.topics.raise_slots(topic.name, row.slot_amount):
                 log.warning("slots_raised", job_id=row.job_id, topic=topic.name, slots=row.slot_amount)
 
     def _topic(self, row: DueRow) -> Topic | None:
@@ -153,3 +229,21 @@ class Sweep:
             ROWS_WITHOUT_TOPIC.of().add()
             log.error("no_topic_for_row", job_id=row.job_id, biz_type=row.biz_type)
         return topic
+
+
+def _is_pulled(topic: Topic) -> bool:
+    return topic.delivery is Delivery.PULL and not topic.paused
+
+
+def _long_ago(topic: Topic, now: int) -> int:
+    """The instant (ms) before which a handler's task must have expired to be ended here."""
+    return now - topic.prepare_timeout * 1000
+
+
+def _may_be_over(row: DueRow, topic: Topic, now: int) -> bool:
+    """Whether the time of a pending task may be over, for ``Sweep`` to find out."""
+    if row.next_time > now:
+        return False
+    if _is_pulled(topic):
+        return row.attempts > 0 or verdict.has_expired(row.expires_at, now)
+    return verdict.has_expired(row.expires_at, _long_ago(topic, now))

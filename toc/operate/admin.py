@@ -30,8 +30,8 @@ def refill(
     ``progress`` gets the part done (0 to 1) and the counts so far. If some tables do not answer, it goes
     through all others, then raises StoreUnavailable or SchemaBehind. Raises ConfigError if there is no index.
     """
-    from toc.maintenance.passes import sweep_all
     from toc.maintenance.sweep import Sweep
+    from toc.maintenance.sweeper import sweep_all
     from toc.store.tasks.scan import of_type
 
     if not center.store.identity.indexed():

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from toc.loop import Reactor, Wake
 from toc.maintenance.scheduler import Scheduler
 from toc.maintenance.sweep import Sweep
 from toc.model.errors import DuplicateHandler, UnreadableTask
@@ -31,17 +30,14 @@ from toc.store.tasks.scan import Position
 from toc.testing.clock import VirtualClock
 from toc.worker.check import Checker
 from toc.worker.control import Suspect
-from toc.worker.entry import NO_FENCE, ROOM, Entry, Inflight
-from toc.worker.late_starts import LateStarts
+from toc.worker.entry import NO_FENCE, ROOM, Entry
 from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.quarantine import Quarantine, RunsAlone
 from toc.worker.run.bodies import BodyReader
-from toc.worker.run.handler_calls import NO_BODIES, HandlerCalls, check_done, per_task, task_for, tasks_for
+from toc.worker.run.handler_calls import NO_BODIES, HandlerCalls, errors_of, task_for, tasks_for
 from toc.worker.settle.finish import Finisher
-from toc.worker.slots import SlotBook
 from toc.worker.take.by_rows import RowTaker
-from toc.worker.take.early import EarlyEntries
-from toc.worker.take.feedback import Pressure, WantedRoom
+from toc.worker.take.feedback import WantedRoom
 from toc.worker.tools import Tools
 
 PAGE = 500
@@ -104,61 +100,33 @@ class Worker:
         handlers: Mapping[str, Handler],
         died: Callable[[int, str], None],
     ) -> None:
-        store, catalog, queues = center.store, center.catalog, center.queues
         self._center, self._clock, self.handlers = center, clock, dict(handlers)
         self._waiting: deque[Entry] = deque()
-        wake = Reactor()
-        self._inflight = inflight = Inflight()
-        self._book = SlotBook(queues, "the test")
-        tools = Tools(
-            store=store,
-            queues=queues,
-            catalog=catalog,
+        self.suspects: list[Suspect] = []
+        """Tasks that may run only alone: several workers in a row ended while they ran."""
+        tools = self._tools = Tools(
+            store=center.store,
+            queues=center.queues,
+            catalog=center.catalog,
             clock=clock,
+            worker_id="the test",
             handlers=self.handlers,
-            book=self._book,
-            inflight=inflight,
-            late=LateStarts(clock, catalog, self._book),
-            died=died,
             max_crashes=center.settings.max_crashes,
+            died=died,
+            recycle=lambda _why: None,
+            tell=lambda _kind, **named: self.suspects.extend(named.get("suspects", ())),
         )
-        self._finisher = finisher = Finisher(tools, Pressure())
+        self._finisher = finisher = Finisher(tools)
         self._bodies = BodyReader(tools, finisher)
         self._reading = False
         """Whether the threads that read bodies have started."""
-        early = EarlyEntries(wake)
-        self._calls = HandlerCalls(
-            tools=tools,
-            finisher=finisher,
-            early=early,
-            bodies=self._bodies,
-            wanted=WantedRoom(lambda _topic: 1, ()),
-            recycle=lambda _why: None,
-            crowd=lambda _topic: ROOM,
-        )
+        wanted = WantedRoom(lambda _topic: 1, ())
+        self._calls = HandlerCalls(tools, finisher, self._bodies, wanted, crowd=lambda _topic: ROOM)
         self._leases = LeaseKeeper(tools, finisher)
-        self.suspects: list[Suspect] = []
-        """Tasks that may run only alone: several workers in a row ended while they ran."""
-        self._alone = RunsAlone(tools, finisher, self._leases, self, lambda *_, **__: None)
-        self._quarantine = Quarantine(tools, finisher, self.suspects.extend)
-        self._checker = Checker(
-            tools=tools,
-            finisher=finisher,
-            dispatcher=self,
-            quarantine=self._quarantine,
-            leases=self._leases,
-            early=early,
-            reactor=wake,
-        )
-        self._rows = RowTaker(
-            tools=tools,
-            finisher=finisher,
-            dispatcher=self,
-            leases=self._leases,
-            watch=None,
-            checker=self._checker,
-            wakes=[Wake()],
-        )
+        self._alone = RunsAlone(tools, finisher, self, self._leases)
+        self._quarantine = Quarantine(tools, finisher)
+        self._checker = Checker(tools, finisher, self, self._quarantine, self._leases)
+        self._rows = RowTaker(tools, finisher, self, self._leases, self._checker, watch=None)
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Have these run next. The row check calls it."""
@@ -172,7 +140,7 @@ class Worker:
     def take(self) -> None:
         """Take what is due, and check it."""
         topics = self._center.catalog.known().values()
-        self._book.want(chain.from_iterable(topic.slots() for topic in topics))
+        self._tools.book.want(chain.from_iterable(topic.slots() for topic in topics))
         self._rows.look_now()
         self._rows.run_once(0)
         self._check()
@@ -185,7 +153,7 @@ class Worker:
         now, slot = self._clock.now_ms(), topic.slot(row.slot_crc, row.slot_amount)
         handler, at = self.handlers[topic.name], self._clock.monotonic()
         entry = Entry(job_id, slot, NO_FENCE, topic, handler, now, at)
-        if self._inflight.hold_if_free(entry):
+        if self._tools.inflight.hold_if_free(entry):
             self._leases.take([entry])
             self._checker.put([entry])
         self._check()
@@ -245,8 +213,7 @@ class Worker:
     def returned(self, call: Call, outcome: object) -> list[BaseException]:
         """Report what a handler returned. Returns the errors that it reports so."""
         try:
-            check_done(outcome)
-            errors = per_task(outcome, call.entries) if call.handler.batch is not None else {}
+            errors = errors_of(outcome, None if call.handler.batch is None else call.entries)
         except TypeError as exc:
             return self.raised(call, exc)
         self._calls.returned(call.entries, errors)

@@ -1,4 +1,4 @@
-"""Loads the application: ``--app package.module:center``."""
+"""Loads the application, ``--app package.module:center``, and checks whether it can run here."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import importlib
 import os
 import sys
 
-from toc.model.errors import AppNotFound, TopicDrift, UnknownTopic
+from toc.index.preflight import require_fit
+from toc.model.errors import AppNotFound, ConfigError, TopicDrift, UnknownTopic
 from toc.model.raised import raised, where
-from toc.model.topic import drift
+from toc.model.topic import Delivery, drift
 from toc.observe.log import get_logger
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter
@@ -40,18 +41,15 @@ def load_app(path: str) -> TimeoutCenter:
         sys.path.insert(0, here)
     try:
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as exc:
-        missing = exc.name or module_name
-        if module_name == missing or module_name.startswith(f"{missing}."):
-            raise AppNotFound(
-                f"--app {path!r}: there is no module {missing!r}; run from the directory that holds it, "
-                f"or install it"
-            ) from exc
-        raise AppNotFound(
-            f"--app {path!r}: importing it failed: there is no module {missing!r}{_at(exc)}"
-        ) from exc
     except (Exception, SystemExit) as exc:
-        raise AppNotFound(f"--app {path!r}: importing it failed: {raised(exc).text}{_at(exc)}") from exc
+        missing = (exc.name or module_name) if isinstance(exc, ModuleNotFoundError) else None
+        if missing is not None and (module_name == missing or module_name.startswith(f"{missing}.")):
+            what = f"there is no module {missing!r}; run from the directory that holds it, or install it"
+        else:
+            why = raised(exc).text if missing is None else f"there is no module {missing!r}"
+            at = "" if isinstance(exc, SyntaxError) else where(exc)  # whose text tells its own place
+            what = f"importing it failed: {why}{at and f' (at {at})'}"
+        raise AppNotFound(f"--app {path!r}: {what}") from exc
     if os.getcwd() != here:  # noqa: PTH109
         _left.append(here)
     center = getattr(module, attribute, None)
@@ -61,11 +59,6 @@ def load_app(path: str) -> TimeoutCenter:
         what = "has no such name" if center is None else f"is a {type(center).__name__}"
         raise AppNotFound(f"--app {path!r}: {attribute!r} {what}; it must be a toc.TimeoutCenter")
     return center
-
-
-def _at(error: BaseException) -> str:
-    at = "" if isinstance(error, SyntaxError) else where(error)  # whose text tells its own place
-    return f" (at {at})" if at else ""
 
 
 def skip_breakpoints() -> None:
@@ -85,7 +78,7 @@ def skip_breakpoints() -> None:
 def tell(center: TimeoutCenter) -> None:
     """Have the worker of a center, which does not run yet, tell a developer what becomes of each task."""
     # Others who load an application need not have it.
-    from toc.worker.run.told import tell_death, told
+    from toc.worker.run.wrapped import tell_death, told
 
     center.handlers = {topic: told(handler) for topic, handler in center.handlers.items()}
     center.on_dead(tell_death)
@@ -124,3 +117,24 @@ def check_drift(center: TimeoutCenter) -> None:
             f"topics are not as the app declares them: {told}; `toc topic sync` alters them, and with "
             "TOC_TOPIC_DRIFT=warn a worker starts nevertheless"
         )
+
+
+def check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
+    """Raise a TocError unless a worker can run here: SchemaBehind, ConfigError, UnknownTopic, TopicDrift,
+    UnfitServer, Unavailable; and AppNotFound if there are no ``handlers`` although there should be."""
+    center.store.check()
+    if center.queues.present and not center.store.identity.indexed():
+        raise ConfigError(
+            f"TOC_REDIS_URL is set, and the tasks on {center.store.identity.place} are not indexed: "
+            "unset it, or run `toc index on`"
+        )
+    if handlers:
+        check_topics(center)
+        check_drift(center)
+    else:
+        center.catalog.refresh()
+    for name, topic in center.catalog.known().items():
+        if name in center.handlers and topic.delivery is not Delivery.HANDLER:
+            log.warning("handler_not_used", topic=name, delivery=topic.delivery.value)
+    for finding in require_fit(center.queues) if center.queues.present else ():
+        log.warning("redis_setting", server=finding.server, what=finding.what, do=finding.do)

@@ -7,19 +7,17 @@ belongs.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from toc.loop import Reactor
 from toc.model.clock import MAX_CLOCK_SKEW_MS, RateLimit
 from toc.model.lateness import LATE_MS, Cause
 from toc.model.task import TryRow
 from toc.model.topic import Delivery
-from toc.model.verdict import Check, check
+from toc.model.verdict import Check, check, is_suspect
 from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS, STEP
 from toc.store.servers.shards import Answers, Trouble
@@ -28,7 +26,6 @@ from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.quarantine import Quarantine
 from toc.worker.run.dispatch import Starts
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
-from toc.worker.take.early import EarlyEntries
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
@@ -46,31 +43,28 @@ FORGET_UNREAD_SECONDS = 30.0
 """A failed read that comes this long after the last one counts as new trouble."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class Checker:
-    """The row check. Any thread may call ``check``; that of ``reactor`` does all else, in ``run_once``."""
+    """The row check. Any thread may call ``check``; the poller's does all else, in ``run_once``."""
 
     tools: Tools
     finisher: Finisher
     dispatcher: Starts
     quarantine: Quarantine
     leases: LeaseKeeper
-    early: EarlyEntries
-    reactor: Reactor
 
     def __post_init__(self) -> None:
-        self.reader = self.tools.store.tries_reader(self.reactor)
+        self.reader = self.tools.store.tries_reader(self.tools.wake)
         self._unchecked: deque[list[Entry]] = deque()
         """Entries whose rows are to be read."""
         self._again: deque[tuple[float, list[Entry]]] = deque()
         """Entries with a lease whose rows could not be read, or that need a lease and could not get it, with
         the time of the next try (monotonic)."""
-        self._judging = 0
-        """How many threads ask for leases."""
+        self._judging: deque[None] = deque()
+        """An item for each thread that asks for leases."""
         self._unread_since = self._unread_at = float("-inf")
         """Start of the current trouble with reading rows, and time of its last failure (monotonic)."""
         self._tells_behind = RateLimit(self.tools.clock, BEHIND_SECONDS)
-        self._lock = threading.Lock()
         self._read_seconds = STEP.of("read")
 
     @property
@@ -86,7 +80,7 @@ class Checker:
     def check(self, entries: list[Entry]) -> None:
         """Decide about entries by their rows soon. Any thread may call it."""
         self.put(entries)
-        self.reactor()
+        self.tools.wake()
 
     def run_once(self) -> float:
         """Ask for rows, and decide about entries whose rows have been read. Returns when there is more to do
@@ -135,10 +129,10 @@ class Checker:
             if row is None:
                 if entry.job_id in rows.unanswered:
                     unread.append(entry)
-                    continue
-                log.error("orphan_dropped", job_id=entry.job_id, slot=str(entry.slot))
-                ORPHANS.of(entry.topic.name).add()
-                refused.append((entry, None))
+                else:
+                    log.error("orphan_dropped", job_id=entry.job_id, slot=str(entry.slot))
+                    ORPHANS.of(entry.topic.name).add()
+                    refused.append((entry, None))
                 continue
             if row.action_time > row.next_time:  # the row was changed directly in the table
                 row = row._replace(next_time=row.action_time)
@@ -154,7 +148,7 @@ class Checker:
             for entry in ready + soon:
                 entry.behind = skew
         if soon:
-            self.early.put(soon)
+            self.tools.early.put(soon)
         if expired:
             self.finisher.expire(self._written_soon(expired))
         if not behind and skew > MAX_CLOCK_SKEW_MS and self._tells_behind():
@@ -167,9 +161,8 @@ class Checker:
             self.finisher.give_back_until((e, e.taken + e.row.next_time - now) for e in behind)
         if refused:
             self.finisher.settle_by_row(refused)
-        if leased or self.leases.must_cover(ready):
-            with self._lock:
-                self._judging += 1
+        if leased or self.leases.uncovered(ready):
+            self._judging.append(None)
             self.tools.store.run_detached(partial(self._ask_for_leases, leased, ready))
         else:
             self.start(ready)
@@ -185,9 +178,8 @@ class Checker:
         elif waiting:
             self._again.append((self.tools.clock.monotonic() + RETRY_MS / 1000, waiting))
         self.start(ready)
-        with self._lock:
-            self._judging -= 1
-        self.reactor()
+        self._judging.pop()
+        self.tools.wake()
 
     def _put_away(self, entries: Sequence[Entry], errors: Mapping[int, Trouble]) -> None:
         """Postpone entries that cannot be decided now, so that other due tasks do not wait behind them.
@@ -208,9 +200,8 @@ class Checker:
         self._unread_at = now
         wait = min(max(RETRY_MS, int(500 * (now - self._unread_since))), MAX_RETRY_MS)
         until = at + wait
-        for server, error in {
-            self.tools.store.server_of(entry.job_id): errors[entry.job_id] for entry in rest
-        }.items():
+        servers = {self.tools.store.server_of(entry.job_id): errors[entry.job_id] for entry in rest}
+        for server, error in servers.items():
             self.tools.late.note(Cause.DATABASE, server, at, until, str(error))
         self.finisher.put_away([(entry, until + -until % LUMP_MS) for entry in rest])
 
@@ -219,10 +210,17 @@ class Checker:
         if not ready:
             return
         ready = self._written_soon(ready)
-        alone = [entry for entry in ready if entry.row.crashes and self._runs_alone(entry)]
+        # A webhook is never a suspect: it runs nothing of the application.
+        alone = [
+            entry
+            for entry in ready
+            if entry.row.crashes
+            and entry.handler.delivery is Delivery.HANDLER
+            and is_suspect(entry.row, self.tools.max_crashes)
+        ]
         if alone:
             self.quarantine.admit(alone)
-            ready = [entry for entry in ready if not self._runs_alone(entry)]
+            ready = [entry for entry in ready if entry not in alone]
         self.dispatcher.put(ready)
 
     def _written_soon(self, entries: list[Entry]) -> list[Entry]:
@@ -236,7 +234,3 @@ class Checker:
             self.tools.late.note(Cause.DATABASE, server, now, at, "ended tries wait to be written")
         self.finisher.put_away((entry, at) for entry in late)
         return [entry for entry in entries if entry not in late]
-
-    def _runs_alone(self, entry: Entry) -> bool:
-        """Whether it is a suspect. A webhook never is: it runs nothing of the application."""
-        return entry.handler.delivery is Delivery.HANDLER and self.quarantine.takes(entry.row)

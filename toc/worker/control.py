@@ -34,6 +34,8 @@ from typing import Any, NamedTuple, Self
 from toc.model.documents import parse_object
 from toc.model.topic import Slot
 
+BEAT_SECONDS = 1.0
+"""How often a process sends a beat."""
 MAX_LINE_BYTES = 64 * 1024 * 1024
 """A line that is longer than this is no message."""
 

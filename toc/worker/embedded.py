@@ -14,8 +14,10 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
+from toc.coordination.assignment import Member
 from toc.coordination.presence import Presence
 from toc.loop import PREFIX, embedded
 from toc.model.clock import Clock, RateLimit
@@ -24,13 +26,12 @@ from toc.model.topic import Delivery
 from toc.observe.board import own_board
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, apart
+from toc.worker import guards
+from toc.worker.app import check_servers
 from toc.worker.control import ControlPipe
-from toc.worker.daemon.keeper import Keeper
+from toc.worker.daemon.keeper import RESTART_CAP_SECONDS, Keeper
 from toc.worker.daemon.minutes import Minutes
 from toc.worker.daemon.processes import Child
-from toc.worker.daemon.start import check_servers
-from toc.worker.daemon.successors import RESTART_CAP_SECONDS
-from toc.worker.guards import copies
 from toc.worker.run.handler_loop import NAME
 from toc.worker.worker import Worker
 
@@ -54,11 +55,12 @@ _working: dict[int, object] = {}
 class _Life(Child):
     """One pipeline from its begin to its end."""
 
-    def __init__(self, center: TimeoutCenter, name: str, threads: int, identity: str) -> None:
+    def __init__(self, center: TimeoutCenter, member: Member, threads: int, identity: str) -> None:
         ours, theirs = socket.socketpair()
-        super().__init__(ControlPipe(ours), name, 0, os.getpid())
+        lost = sum(thread.name.startswith(HANDLERS[0]) for thread in threading.enumerate())
+        super().__init__(ControlPipe(ours), replace(member, pid=os.getpid(), lost_threads=lost), 0)
+        name = self.worker_id
         self._presence = Presence(name)
-        self.lost_threads = sum(thread.name.startswith(HANDLERS[0]) for thread in threading.enumerate())
         self._theirs = theirs
         self.worker = Worker(center, name, ControlPipe(theirs), threads=threads, identity=identity)
         threading.Thread(target=self._run, name="toc-worker", daemon=True).start()
@@ -111,11 +113,7 @@ class _Keeper(Keeper[_Life]):
             self._minutes.stop()
             self.center.close()
             self._selector.close()
-            self._bell.close()
-
-    def wake(self) -> None:
-        """Look again now. Any thread may call it."""
-        self._bell()
+            self.bell.close()
 
     def died(self, thread: str, error: BaseException) -> None:
         """Have the pipeline leave and begin anew: a thread of ours has failed."""
@@ -126,10 +124,10 @@ class _Keeper(Keeper[_Life]):
     def _spawn(self, index: int) -> None:
         name = self._slots.name(f"{self.settings.host}-embedded")
         try:
-            self._add(_Life(self.center, name, self._threads, self._identity))
+            self._add(_Life(self.center, self._member(name), self._threads, self._identity))
         except Exception as exc:  # a server is away, or nothing more can be opened
             log.warning("worker_not_started", error=str(exc))
-            self._successors.start_in(index, RESTART_CAP_SECONDS)
+            self._start_in(index, RESTART_CAP_SECONDS)
 
     def _kill(self, child: _Life, why: str) -> None:
         if not child.killed:
@@ -156,7 +154,7 @@ class _Keeper(Keeper[_Life]):
         self._slots.take_out(child, known_dead=False)
         child.close()
         if self._stop_at is None:
-            self._successors.start_in(0, self._successors.backoff(child) or 0.0)
+            self._start_in(0, self._backoff(child) or 0.0)
 
 
 class EmbeddedWorker:
@@ -206,7 +204,7 @@ class EmbeddedWorker:
             center.close()
             raise
         self._pid = os.getpid()
-        copies.end_them()
+        guards.end_copies()
         _working[self._pid] = self
         embedded(keeper.died)
         self._thread = threading.Thread(target=keeper.run, name="toc-embedded", daemon=True)
@@ -222,7 +220,7 @@ class EmbeddedWorker:
         if thread is None or self._keeper is None or self._pid != os.getpid():
             return
         self._stopping.set()
-        self._keeper.wake()
+        self._keeper.bell()
         thread.join(self._of.settings.shutdown_deadline + LATE_SECONDS)
         if thread.is_alive():
             log.error("worker_not_stopped", reason="a server or a handler hangs")

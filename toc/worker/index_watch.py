@@ -46,6 +46,7 @@ from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import INDEX_LOSSES
 from toc.worker.slots import SlotTurns
+from toc.worker.table_services import TableServices
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
@@ -71,23 +72,20 @@ HOLD_SECONDS = 3.0
 """How long after a loss no new generation is recorded. By then every worker has looked."""
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class IndexWatch:
     """The loop that checks the nodes. ``queues`` should have short timeouts, as it detects servers that hang.
 
-    ``on_loss`` starts the refill of this worker's tables; ``refilled`` returns when the last completed refill
-    began (monotonic). ``identity`` is that of the task table, ``name`` says whose it is. ``refuse`` gets the
-    reason why the index must not be used, or None. ``on_change`` is called when a node or a slot goes out of
-    reach, or a node is full, and when it comes back.
+    ``services`` refill the index from this worker's tables. ``identity`` is that of the task table, ``name``
+    says whose it is. ``on_change`` is called when a node or a slot goes out of reach, or a node is full, and
+    when it comes back.
     """
 
-    queues: Queues
     tools: Tools
-    on_loss: Callable[[], None]
-    refilled: Callable[[], float]
+    queues: Queues
+    services: TableServices
     identity: str
     name: str
-    refuse: Callable[[str | None], None]
     on_change: Callable[[], None]
 
     def __post_init__(self) -> None:
@@ -111,15 +109,15 @@ class IndexWatch:
         self._turn = 0
         self._answered: dict[object, float] = {}
         """When each node answered last (monotonic)."""
-        self._silent = False
+        self._unanswered = False
         """Whether some node did not answer the last time."""
-        self._out: frozenset[object] = frozenset()
-        """Nodes that are out of reach."""
+        self.silent: frozenset[object] = frozenset()
+        """The nodes that are out of reach, as ``Queues.node_of`` returns them."""
         self._full: frozenset[object] = frozenset()
         """Nodes that take no new entries."""
         self._room_at = float("-inf")
         """When to ask next which those are (monotonic)."""
-        self._broken: frozenset[Slot] = frozenset()
+        self.broken: frozenset[Slot] = frozenset()
         """Slots with a key that toc did not write."""
         self.loop = Loop("watch", self.run_once)
 
@@ -135,20 +133,10 @@ class IndexWatch:
         """
         if self.foreign:
             return list(slots)
-        out, broken = self._out | self._full, self._broken
+        out, broken = self.silent | self._full, self.broken
         if not out and not broken:
             return []
         return [slot for slot in slots if slot in broken or self.queues.node_of(slot) in out]
-
-    @property
-    def silent(self) -> frozenset[object]:
-        """The nodes that are out of reach, as ``Queues.node_of`` returns them."""
-        return self._out
-
-    @property
-    def broken(self) -> int:
-        """How many slots have a key that toc did not write."""
-        return len(self._broken)
 
     def run_once(self) -> float:
         """One look. Returns the seconds until the next."""
@@ -160,33 +148,36 @@ class IndexWatch:
         topics = frozenset(self.tools.catalog.known())
         if topics != self._topics:  # the missing keys of one that was deleted are no loss of data
             self._topics, self._spread_at = topics, float("-inf")
-        owned = self.tools.book.owned
-        unseen = any(slot not in self._seen and slot not in self._broken for slot in owned)
-        anew = self._at_once or (unseen and not self._silent)
+        owned, wanted = self.tools.book.owned, self.tools.book.wanted
+        unseen = any(slot not in self._seen and slot not in self.broken for slot in owned)
+        anew = self._at_once or (unseen and not self._unanswered)
         self._at_once = False
-        period = look_seconds(len(self.tools.book.wanted))
-        part = self._turns.part(self.tools.book.wanted, now, period, PROBE_SECONDS, at_once=anew)
+        period = min(max(LOOK_SECONDS, len(wanted) / LOOK_SLOTS), MAX_LOOK_SECONDS)
+        part = self._turns.part(wanted, now, period, PROBE_SECONDS, at_once=anew)
         if anew or now >= self._spread_at:
             every = set(chain.from_iterable(topic.slots() for topic in self.tools.catalog.known().values()))
-            every.update(self.tools.book.wanted)
+            every.update(wanted)
             self._seen = {slot: seen for slot, seen in self._seen.items() if slot in every}
             self._missing = {slot: seen for slot, seen in self._missing.items() if slot in owned}
             self._by_node = self._spread(every)
             self._spread_at = now + max(SPREAD_SECONDS, len(every) / SPREAD_SLOTS)
         self._turn += 1
         samples = [slots[self._turn % len(slots)] for slots in self._by_node]
+        before = self.silent, self._full, self.broken
         found = self._ask(samples, part)
         self._note_full(samples, now)
         mended = self._note_broken(found)
+        if before != (self.silent, self._full, self.broken):
+            self.on_change()
         loss = self._judge(found, now, mended)
         if loss:  # one node has lost data: which of our slots?
             self._judge(self.queues.generations(owned), now)
             # Claims may be lost with the rest.
             self.tools.book.renew([slot for slot in owned if slot in self._missing])
-            self.on_loss()
+            self.services.refill()
         self._record(now)
         self._note_out(now)
-        return PROBE_AGAIN_SECONDS if self._silent else PROBE_SECONDS
+        return PROBE_AGAIN_SECONDS if self._unanswered else PROBE_SECONDS
 
     def ask_owner(self) -> None:
         """Ask whose index this is. Called before anything is taken, and then repeatedly."""
@@ -197,19 +188,19 @@ class IndexWatch:
             return  # keep the last answer
         self.tools.book.alive = owner.alive
         foreign = owner.identity != self.identity
-        if foreign and not self.foreign:
+        if foreign == self.foreign:
+            return
+        self.foreign, why = foreign, None
+        if foreign:
             why = (
                 f"this Redis and namespace belong to another cluster, {owner.name}, whose workers used them "
                 f"{owner.seconds} s ago; set another TOC_NAMESPACE, or use another Redis, for one of the two"
             )
             log.error("index_not_ours", error=why)
-            self.refuse(why)
-        elif self.foreign and not foreign:
+        else:
             log.info("index_ours")
-            self.refuse(None)
-        if foreign != self.foreign:
-            self.foreign = foreign
-            self.on_change()
+        self.tools.queues.refuse(why)
+        self.on_change()
 
     def leave(self) -> None:
         """Say that this worker ends in good order."""
@@ -220,24 +211,22 @@ class IndexWatch:
         """The generations of one slot per node, and of ``more``. Records the nodes that do not answer."""
         found = self.queues.generations({**dict.fromkeys(samples), **dict.fromkeys(more)})
         now = self.tools.clock.monotonic()
-        self._silent = False
+        self._unanswered = False
         out: dict[object, IndexUnavailable] = {}
         for slot in samples:
             node, answer = self.queues.node_of(slot), found[slot]
             if not isinstance(answer, IndexUnavailable) or isinstance(answer, IndexBroken):
                 self._answered[node] = now
                 continue
-            self._silent = True
+            self._unanswered = True
             if now - self._answered.setdefault(node, now) >= OUT_SECONDS:
                 out[node] = answer
-        before, self._out = self._out, frozenset(out)
-        for node in self._out - before:
+        before, self.silent = self.silent, frozenset(out)
+        for node in self.silent - before:
             log.warning("index_unreachable", error=str(out[node]))
-        if before - self._out:
-            log.info("index_reachable", nodes=len(before - self._out))
+        if before - self.silent:
+            log.info("index_reachable", nodes=len(before - self.silent))
             self._at_once = True
-        if before != self._out:
-            self.on_change()
         return found
 
     def _spread(self, slots: Iterable[Slot]) -> list[list[Slot]]:
@@ -271,25 +260,18 @@ class IndexWatch:
             log.error("index_full", error=str(errors[node]))
         if before - self._full:
             log.info("index_has_room", nodes=len(before - self._full))
-        if before != self._full:
-            self.on_change()
 
     def _note_broken(self, found: Mapping[Slot, Generation | IndexUnavailable]) -> set[Slot]:
         """Record slots with a key that toc did not write. Returns those that have none any more."""
-        wanted, before = self.tools.book.wanted, self._broken
-        errors = {
-            slot: answer
-            for slot, answer in found.items()
-            if slot in wanted and isinstance(answer, IndexBroken)
-        }
+        wanted, before = self.tools.book.wanted, self.broken
+        errors = {slot: str(each) for slot, each in found.items() if isinstance(each, IndexBroken)}
+        errors = {slot: error for slot, error in errors.items() if slot in wanted}
         mended = {slot for slot in before if isinstance(found.get(slot), Generation)}
-        self._broken = frozenset(slot for slot in {*before, *errors} - mended if slot in wanted)
+        self.broken = frozenset(slot for slot in {*before, *errors} - mended if slot in wanted)
         if fresh := [slot for slot in errors if slot not in before]:
-            log.error("slots_broken", slots=len(fresh), slot=str(fresh[0]), error=str(errors[fresh[0]]))
+            log.error("slots_broken", slots=len(fresh), slot=str(fresh[0]), error=errors[fresh[0]])
         if mended:
             log.info("slots_mended", slots=len(mended), slot=str(min(mended)))
-        if self._broken != before:
-            self.on_change()
         return mended
 
     def _judge(
@@ -317,9 +299,9 @@ class IndexWatch:
             )
             if whole and not changed and slot not in mended:
                 self._missing.pop(slot, None)
-                continue
-            unknown = slot in owned and self._missing.get(slot, ("",))[0] != serving
-            if changed or unknown or slot in mended:
+            elif (
+                changed or slot in mended or (slot in owned and self._missing.get(slot, ("",))[0] != serving)
+            ):
                 if slot in owned:
                     self._missing[slot] = (serving, now)
                 lost.append(slot)
@@ -347,14 +329,11 @@ class IndexWatch:
     def _record(self, now: float) -> None:
         """Record the generation of slots that are whole again."""
         owned = self.tools.book.owned
-        refilled = self.refilled()
+        refilled = self.services.refilled()
         whole = {
             slot: run_id
             for slot, (run_id, since) in self._missing.items()
-            if slot in owned
-            and slot not in self._broken
-            and now - since >= HOLD_SECONDS
-            and refilled >= since
+            if slot in owned and slot not in self.broken and now - since >= HOLD_SECONDS and refilled >= since
         }
         if not whole:
             return
@@ -363,14 +342,9 @@ class IndexWatch:
         for slot in again:
             self._missing[slot] = (self._missing[slot][0], now)
         if again:
-            self.on_loss()
+            self.services.refill()
         done = {slot: run_id for slot, run_id in whole.items() if slot not in again}
         for slot, result in self.queues.set_generations(done).items():
             if not isinstance(result, IndexUnavailable):
                 del self._missing[slot]
                 self._seen[slot] = Generation(done[slot], done[slot])
-
-
-def look_seconds(owned: int) -> float:
-    """How often (seconds) a worker that owns this many slots looks at each."""
-    return min(max(LOOK_SECONDS, owned / LOOK_SLOTS), MAX_LOOK_SECONDS)

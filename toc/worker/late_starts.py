@@ -55,11 +55,10 @@ class LateStarts(Holdups):
             if sent is not None:  # a webhook starts with its request
                 began = max(began, entry.ended - sent.ms / 1000)
             started = int((began + wall) * 1000) + entry.behind
-            if started - row.next_time <= LATE_MS and until is None:
-                # The last start is kept of a task that was tried before: its row has only its end.
-                again = error is None and row.attempts and started - row.action_time > LATE_MS
-                if not again:
-                    continue
+            # The last start is kept of a task that was tried before: its row has only its end.
+            again = error is None and row.attempts and started - row.action_time > LATE_MS
+            if started - row.next_time <= LATE_MS and until is None and not again:
+                continue
             late = LateStart(row.version, row.next_time, max(started, until or 0), ())
             if self.may_write():
                 spans = self._spans(entry, started, wall, server)
@@ -77,10 +76,9 @@ class LateStarts(Holdups):
         spans = [*self.of_topic(topic, due, held)]
         if not entry.row.version and (stored := created_ms(entry.job_id)) > due:
             spans.append(Span(Cause.STORED_LATE, due, stored, f"at {clock_time(stored)} UTC"))
-        if (since := self._book.wanted.get(entry.slot)) is not None:
-            owned = int((since + wall) * 1000)
-            if owned > due:
-                spans.append(self._unowned(due, owned))
+        since = self._book.wanted.get(entry.slot)
+        if since is not None and (owned := int((since + wall) * 1000)) > due:
+            spans.append(self._unowned(due, owned))
         if entry.read - entry.held > READ_SECONDS:
             spans.append(Span(Cause.DATABASE, held, int((entry.read + wall) * 1000), "reading its row"))
         ahead = held - entry.taken if entry.fence != NO_FENCE else 0

@@ -49,7 +49,6 @@ class LeaseKeeper:
         self._asked: list[dict[Entry, None]] = [{} for _ in servers]
         """By server, the entries for which leases were requested, until they are no longer held and
         have no lease."""
-        self._looking = [False for _ in servers]
         self.loops = [Loop(f"leases-{number}", partial(self.look, number)) for number in servers]
         """One loop per database server: a server that hangs must not delay the renewals of others."""
 
@@ -58,41 +57,31 @@ class LeaseKeeper:
         """Whether no lease is being requested, and no entry that asked for one may still have
         it."""
         asked = (entry for entries in self._asked for entry in list(entries))
-        return not any(self._looking) and not any(entry.lease.possible for entry in asked)
+        return not any(loop.at_work for loop in self.loops) and not any(
+            entry.lease.possible for entry in asked
+        )
 
     def look(self, number: int) -> float:
         """Request the due leases of one server. Returns the seconds until the next look."""
-        self._looking[number] = True  # before it asks what is held
-        try:
-            return self._look(number)
-        finally:
-            self._looking[number] = False
-
-    def _look(self, number: int) -> float:
         now = self._tools.clock.monotonic()
         self._release_gone(number)
-        if number == 0:
-            self._give_back_refused(now)
+        if number == 0 and (refused := self._tools.inflight.refused(now)):
+            # They are still there if no other worker has taken them. One that has needs the lease, which the
+            # finisher gives up before it moves the entry.
+            self._finisher.give_back(refused)
+        held = self._tools.inflight.snapshot()
         # Ended tries that are not written yet count too: no other worker may begin them meanwhile.
         due = [
             entry
-            for entry in self._held_of(number)
-            if entry.checked  # [rule: lease-of-held]
+            for entry in held
+            if (len(self._asked) == 1 or self._tools.store.server_of(entry.job_id) == number)
+            and entry.checked  # [rule: lease-of-held]
             and now >= (entry.lease.ask_at or entry.held + LEASE_AFTER_SECONDS)
             and (entry.started or now < entry.lease.until or _in_time(entry, now))
         ]
         if due:
-            failed = self.take(due)
-            if failed and self._complains():
-                _complain(failed)
+            self._complain(self.take(due))
         return TICK_SECONDS if len(self._tools.inflight) else IDLE_SECONDS
-
-    def _held_of(self, number: int) -> list[Entry]:
-        """The held entries whose rows are on this server."""
-        held = self._tools.inflight.snapshot()
-        if len(self._asked) == 1:
-            return held
-        return [entry for entry in held if self._tools.store.server_of(entry.job_id) == number]
 
     def _release_gone(self, number: int) -> None:
         """Release leases requested for entries that left meanwhile: running out would look like a crash."""
@@ -116,16 +105,11 @@ class LeaseKeeper:
                 asked[entry] = None
             else:
                 entry.lease = NO_LEASE
-        if failed and self._complains():
-            _complain(failed)
+        self._complain(failed)
 
-    def _give_back_refused(self, now: float) -> None:
-        """Give back entries that will not start: they are still there if no other worker has taken them. One
-        that has needs the lease, which the finisher gives up before it moves the entry.
-        """
-        refused = self._tools.inflight.refused(now)
-        if refused:
-            self._finisher.give_back(refused)
+    def _complain(self, failed: Mapping[int, Trouble]) -> None:
+        if failed and self._complains():
+            log.warning("leases_not_kept", tasks=len(failed), error=str(next(iter(failed.values()))))
 
     def take(self, entries: Sequence[Entry], due_by: int | None = None) -> Mapping[int, Trouble]:
         """Take or renew leases on the rows of entries. ``lease`` says which have one afterwards: none that is
@@ -161,11 +145,8 @@ class LeaseKeeper:
                 entry.lease = NO_LEASE._replace(ask_at=asked + AGAIN_SECONDS)  # [rule: asked-again]
         return ours.unanswered
 
-    def must_cover(self, entries: Sequence[Entry]) -> bool:
-        """Whether one of the entries may not start without a lease."""
-        return bool(self._uncovered(entries))
-
-    def _uncovered(self, entries: Sequence[Entry]) -> list[Entry]:
+    def uncovered(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Those of the entries that may not start without a lease, and have none."""
         now = self._tools.clock.monotonic()
         shared, long_ago = self._tools.inflight.shared(now), now - LEASE_AFTER_SECONDS
         return [entry for entry in entries if (shared or entry.held < long_ago) and not entry.lease.until]
@@ -180,13 +161,10 @@ class LeaseKeeper:
         """
         now = self._tools.clock.monotonic()
         shared = self._tools.inflight.shared(now)
-        late = [entry for entry in self._uncovered(entries) if _in_time(entry, now)]
-        if late:
-            failed = self.take(late)
-            if failed:
-                _complain(failed)
-                return failed if shared else ()
-        return ()
+        late = [entry for entry in self.uncovered(entries) if _in_time(entry, now)]
+        failed = self.take(late) if late else {}
+        self._complain(failed)
+        return failed if shared else ()
 
     def judge(self, entries: Sequence[Entry]) -> list[Entry]:
         """Decide about entries on whose rows another worker has or had a lease. Returns those that may start.
@@ -210,25 +188,16 @@ class LeaseKeeper:
                     start.append(entry)  # to quarantine, which counts its runs itself
                 else:
                     crashed.append((entry, crash))
-        if crashed:
-            self._charge(crashed)
+        if crashed:  # written to their rows, which then say where the entries go
+            guards = self._tools.store.crash([crash for _, crash in crashed])
+            tell_unwritten(guards.unanswered)  # they are checked again when they come back
+            for entry, crash in crashed:
+                if guards.get(entry.job_id) is Guard.APPLIED:
+                    TRIES.of(entry.topic.name, "crashed").add()
+                    attempts, crashes, at = crash.new_attempts, crash.new_crashes, crash.next_time
+                    entry.row = entry.row._replace(attempts=attempts, crashes=crashes, next_time=at, lease=0)
+            self._finisher.give_back(entry for entry, _ in crashed)
         return start
-
-    def _charge(self, crashed: Sequence[tuple[Entry, Failure]]) -> None:
-        """Write crashes to the rows, and give the entries back as the rows then say."""
-        guards = self._tools.store.crash([crash for _, crash in crashed])
-        tell_unwritten(guards.unanswered)  # they are checked again when they come back
-        for entry, crash in crashed:
-            if guards.get(entry.job_id) is Guard.APPLIED:
-                TRIES.of(entry.topic.name, "crashed").add()
-                entry.row = entry.row._replace(
-                    attempts=crash.new_attempts, crashes=crash.new_crashes, next_time=crash.next_time, lease=0
-                )
-        self._finisher.give_back(entry for entry, _ in crashed)
-
-
-def _complain(failed: Mapping[int, Trouble]) -> None:
-    log.warning("leases_not_kept", tasks=len(failed), error=str(next(iter(failed.values()))))
 
 
 def _in_time(entry: Entry, now: float) -> bool:

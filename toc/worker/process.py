@@ -21,13 +21,11 @@ from toc.model.errors import InvalidInput, TocError
 from toc.model.topic import Topic
 from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
 from toc.observe.log import configure, detach
-from toc.sdk.client import TimeoutCenter, apart
+from toc.sdk.client import apart
+from toc.worker import guards
 from toc.worker.app import NO_HANDLERS, check_topics, load_app, skip_breakpoints, tell
 from toc.worker.control import ControlPipe, known
-from toc.worker.deliveries import WebhookHandlers
-from toc.worker.guards import copies, damage
-from toc.worker.run.told import tell_ready
-from toc.worker.run.traced import traced
+from toc.worker.run.wrapped import surrounded, tell_ready
 from toc.worker.worker import Worker
 
 SWITCH_INTERVAL_SECONDS = 0.0005
@@ -55,8 +53,8 @@ def main() -> None:
     os.close(arguments.board)  # the mapping stays
     detach()
     link = ControlPipe(socket.socket(fileno=arguments.link))
-    damage.guard(link.fileno())
-    copies.keep_apart(link.close, presence.close)
+    guards.guard_descriptor(link.fileno())
+    guards.keep_apart(link.close, presence.close)
     first = known(arguments.known)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc
@@ -68,19 +66,33 @@ def main() -> None:
         center.catalog.learn(map(Topic.of, first["topics"]))
         if arguments.app != NO_HANDLERS:
             check_topics(center, all_of_them=False)  # the daemon has checked all of them
-        if center.tracing is not None:
+        if (tracing := center.tracing) is not None:
             center.handlers = {
-                topic: traced(handler, center.tracing) for topic, handler in center.handlers.items()
+                topic: surrounded(handler, tracing.trying, tracing.trying_many)
+                for topic, handler in center.handlers.items()
             }
         if arguments.tell:
             tell(center)
+        webhooks = None
+        if arguments.webhooks:
+            from toc.webhooks.handlers import Webhooks  # its HTTP client is an extra
+
+            webhooks = Webhooks(
+                targets=center.store.targets,
+                queues=center.queues,
+                catalog=center.catalog,
+                clock=center.clock,
+                allow=center.settings.allow,
+                holder=arguments.worker_id,
+                members=center.settings.processes,
+            )
         worker = Worker(
             center,
             arguments.worker_id,
             link,
             threads=arguments.threads,
             identity=first["identity"],
-            webhooks=_webhooks(center, arguments) if arguments.webhooks else None,
+            webhooks=webhooks,
         )
     except TocError as exc:
         link.send("unfit", error=str(exc), exit_code=exc.exit_code, wrong=isinstance(exc, InvalidInput))
@@ -88,7 +100,7 @@ def main() -> None:
         leave_process(exc.exit_code)
     except BaseException as exc:
         end_process("main", exc)  # Python would wait for threads that the application has started
-    damage.keep()
+    guards.keep_streams()
     watch_threads()  # after the application was loaded, which may have set a hook of its own
     threading.current_thread().name = "toc-main"
     # Loaded objects stay for good. Scanning them repeatedly would stop all threads for 20 ms or more at a
@@ -102,24 +114,10 @@ def main() -> None:
     except BaseException as exc:
         end_process("main", exc)  # Python would wait for threads of the application; ours would continue
     center.hooks.flush(FLUSH_SECONDS)
-    if center.tracing is not None:
-        center.tracing.flush()
+    if tracing is not None:
+        tracing.flush()
     presence.close()
     leave_process(0)
-
-
-def _webhooks(center: TimeoutCenter, arguments: argparse.Namespace) -> WebhookHandlers:
-    from toc.webhooks.handlers import Webhooks  # its HTTP client is an extra
-
-    return Webhooks(
-        targets=center.store.targets,
-        queues=center.queues,
-        catalog=center.catalog,
-        clock=center.clock,
-        allow=center.settings.allow,
-        holder=arguments.worker_id,
-        members=center.settings.processes,
-    )
 
 
 if __name__ == "__main__":

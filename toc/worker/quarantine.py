@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from toc.loop import Loop
@@ -28,14 +28,13 @@ from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.raised import Raised
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
-from toc.model.verdict import Failure, has_expired, is_suspect, try_as_read
+from toc.model.verdict import Failure, has_expired, try_as_read
 from toc.store.tasks.batch import Guard
 from toc.worker.control import Suspect
 from toc.worker.entry import NO_FENCE, Entry
 from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.run.dispatch import Starts
-from toc.worker.settle.finish import Finisher
-from toc.worker.settle.flush import IDLE_SECONDS
+from toc.worker.settle.finish import IDLE_SECONDS, Finisher
 from toc.worker.settle.moves import tell_unwritten
 from toc.worker.tools import Tools
 
@@ -61,17 +60,12 @@ class Quarantine:
 
     tools: Tools
     finisher: Finisher
-    name: Callable[[Sequence[Suspect]], None]
 
     def __post_init__(self) -> None:
         self._admitted: deque[Entry] = deque()
         self._turn = 0
         """The latest time to which one was put off (ms)."""
         self.loop = Loop("quarantine", self.run_once)
-
-    def takes(self, row: TryRow) -> bool:
-        """Whether a task may run only alone."""
-        return is_suspect(row, self.tools.max_crashes)
 
     def admit(self, entries: Sequence[Entry]) -> None:
         """Have these run alone."""
@@ -96,7 +90,8 @@ class Quarantine:
         for entry in back:
             entry.row = rows[entry]
         self.finisher.give_back(back)
-        self.name([_suspect(entry.row, entry.slot) for entry in back if entry.job_id in guards])
+        named = [_suspect(entry.row, entry.slot) for entry in back if entry.job_id in guards]
+        self.tools.tell("suspects", suspects=named)
         return 0.0
 
     def _next_turn(self, now: int) -> int:
@@ -109,16 +104,12 @@ class Quarantine:
 
 @dataclass(eq=False)
 class RunsAlone:
-    """Runs the suspects that the daemon passes to this process, one at a time, by leases on their rows.
-
-    ``tell`` sends the daemon a message.
-    """
+    """Runs the suspects that the daemon passes to this process, one at a time, by leases on their rows."""
 
     tools: Tools
     finisher: Finisher
-    leases: LeaseKeeper
     dispatcher: Starts
-    tell: Callable[..., None]
+    leases: LeaseKeeper
 
     def __post_init__(self) -> None:
         self._passed: deque[tuple[Suspect, str]] = deque()
@@ -145,7 +136,7 @@ class RunsAlone:
                 return OVER_SECONDS
         else:
             return IDLE_SECONDS
-        self.tell("ran")
+        self.tools.tell("ran")
         return 0.0
 
     def take_back(self, running: Collection[Entry]) -> None:
@@ -172,24 +163,21 @@ class RunsAlone:
         now, began = self.tools.clock.now_ms(), self.tools.clock.monotonic()
         entry = Entry(row.job_id, suspect.slot, NO_FENCE, topic, handler, now, began)
         self.tools.inflight.hold_if_free(entry)
-        times = row.crashes
+        times, reason = row.crashes, ""
         if how:
             reason = f"its handler ended its process {times} times, the last time alone ({how})"
-            self._convict(entry, row, reason)
         elif times >= self.tools.max_crashes + MAX_UNSEEN and self._ran_alone(entry):
             reason = f"the workers that ran it ended {times} times in a row, also while it ran alone"
-            self._convict(entry, row, reason)
+        if reason:
+            entry.row = row
+            if self.tools.inflight.settle(entry):
+                self.finisher.ended(entry, Raised("ProcessEnded", reason, dead=True, crashed=True))
         elif self._count(entry, row):
-            self.tell("begun", crashes=entry.row.crashes)
+            self.tools.tell("begun", crashes=entry.row.crashes)
             self.dispatcher.put([entry])
         else:
             self.finisher.give_back([entry])
         return entry
-
-    def _convict(self, entry: Entry, row: TryRow, reason: str) -> None:
-        entry.row = row
-        if self.tools.inflight.settle(entry):
-            self.finisher.ended(entry, Raised("ProcessEnded", reason, dead=True, crashed=True))
 
     def _ran_alone(self, entry: Entry) -> bool:
         """Whether its last crashes were runs alone. If not, the limit was lowered after they happened."""

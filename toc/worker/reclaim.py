@@ -26,7 +26,6 @@ from toc.store.servers.shards import Answers, Trouble
 from toc.store.tasks.batch import Guard
 from toc.worker.settle.moves import mark_begun
 from toc.worker.slots import OwnedSlot, SlotTurns, instant_of
-from toc.worker.take.feedback import Inbox
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
@@ -67,7 +66,6 @@ class Reclaimer:
     """The loop that rolls back timed-out entries, and at once those of workers known to be dead."""
 
     tools: Tools
-    inbox: Inbox
 
     def __post_init__(self) -> None:
         self._turns = SlotTurns()
@@ -115,7 +113,7 @@ class Reclaimer:
             one.buried = peek.dead
             one.empty_since = None if peek.prepared else now if one.empty_since is None else one.empty_since
             if peek.next_due is not None:
-                self.inbox.look_at(slot, instant_of(peek.next_due))
+                self.tools.inbox.look_at(slot, instant_of(peek.next_due))
             # While others have claim numbers there, newer entries of ours may hide those that they
             # left.
             if peek.prepared > held[slot] or (peek.prepared and one.others):
@@ -132,19 +130,14 @@ class Reclaimer:
     def _reclaim(self) -> None:
         owned = self.tools.book.owned
         topics = self.tools.catalog.known()
-        dead = self.tools.book.dead
-        requests = [
-            ExpiredRequest(
-                slot,
-                _timeout(topics[slot.topic]),
-                _numbers_of(dead, owned[slot]),
-                RECLAIM_LIMIT,
-                self._skip[slot],
-            )
-            for slot in self._to_reclaim
-            if slot in owned and slot.topic in topics
-        ]
-        self._to_reclaim &= {request.slot for request in requests}
+        dead, held = self.tools.book.dead, self.tools.inflight.get
+        self._to_reclaim = {slot for slot in self._to_reclaim if slot in owned and slot.topic in topics}
+        requests = []
+        for slot in self._to_reclaim:
+            numbers, topic = _numbers_of(dead, owned[slot]), topics[slot.topic]
+            pulled = topic.delivery is Delivery.PULL  # [rule: pull-given-back]
+            timeout = PULLED_SECONDS if pulled else topic.prepare_timeout
+            requests.append(ExpiredRequest(slot, timeout, numbers, RECLAIM_LIMIT, self._skip[slot]))
         found: dict[Slot, list[tuple[int, float]]] = {}
         oldest: dict[Slot, list[tuple[int, float]]] = {}
         for slot, result in self.tools.queues.expired(requests).items():
@@ -152,12 +145,10 @@ class Reclaimer:
                 continue
             if len(result) >= RECLAIM_LIMIT:
                 oldest[slot] = result[:RECLAIM_LIMIT]
-            left = [pair for pair in result if self.tools.inflight.get(pair[0]) is None]
-            if left:
+            if left := [pair for pair in result if held(pair[0]) is None]:
                 found[slot] = left
         unknown = self._roll_back(found, topics) if found else {}
         skipped, self._skip = self._skip, Counter()
-        held = self.tools.inflight.get
         for slot, pairs in oldest.items():
             stay = sum(job_id in unknown or held(job_id) is not None for job_id, _ in pairs)
             if stay:
@@ -227,9 +218,7 @@ class Reclaimer:
             elif crash is None:
                 due = max(row.next_time, now + row.lease if row.lease > 0 else 0)
                 backs[slot].append((job_id, score, entry_score(topic, due, row.attempts)))
-            elif (
-                guards.get(job_id) is Guard.APPLIED
-            ):  # else the row has changed: the next look reads it again
+            elif guards.get(job_id) is Guard.APPLIED:  # else the row has changed: it is read again
                 TRIES.of(topic.name, "crashed").add()
                 target = entry_score(topic, crash.next_time, crash.new_attempts)
                 backs[slot].append((job_id, score, target))
@@ -251,13 +240,6 @@ class Reclaimer:
                 if was_there and job_id in orphans:
                     log.error("orphan_dropped", job_id=job_id, slot=str(slot))
                     ORPHANS.of(slot.topic).add()
-
-
-def _timeout(topic: Topic) -> int:
-    """After how many seconds without a heartbeat an entry is given back."""
-    return (
-        PULLED_SECONDS if topic.delivery is Delivery.PULL else topic.prepare_timeout
-    )  # [rule: pull-given-back]
 
 
 def _numbers_of(dead: frozenset[str], owned: OwnedSlot) -> list[int]:

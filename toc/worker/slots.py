@@ -61,7 +61,7 @@ class SlotTurns:
         pace: float,
         *,
         least: int = 0,
-        at_once: bool = False,
+        at_once: bool,
     ) -> list[Slot]:
         """Return the next ones, ``least`` or more. Call it every ``pace`` seconds; ``at_once``: all of them,
         which begins a new round."""
@@ -102,12 +102,12 @@ class SlotBook:
         with self._lock:
             self.wanted = dict.fromkeys(slots, now) | self.wanted
 
-    def give_up(self, slots: Iterable[Slot]) -> list[OwnedSlot]:
+    def give_up(self, slots: Iterable[Slot]) -> set[Slot]:
         """Forget slots. Returns those that were claimed."""
         gone = set(slots)
         with self._lock:
             self.wanted = {slot: since for slot, since in self.wanted.items() if slot not in gone}
-            dropped = [owned for slot, owned in self.owned.items() if slot in gone]
+            dropped = self.owned.keys() & gone
             self.owned = {slot: owned for slot, owned in self.owned.items() if slot not in gone}
         return dropped
 
@@ -125,10 +125,9 @@ class SlotBook:
         missing = [slot for slot in self.wanted if slot not in self.owned]
         if not missing:
             return []
-        results = self._queues.claim(missing, self.worker_id)
         fresh: list[OwnedSlot] = []
         failures: list[IndexUnavailable] = []
-        for slot, result in results.items():
+        for slot, result in self._queues.claim(missing, self.worker_id).items():
             if isinstance(result, IndexUnavailable):
                 failures.append(result)
             else:
@@ -143,14 +142,11 @@ class SlotBook:
     def renew(self, slots: Iterable[Slot]) -> set[Slot]:
         """Claim these slots again, as the index may have lost their numbers. Returns the slots
         whose number was lost."""
-        results = self._queues.claim(slots, self.worker_id)
         lost = set()
-        owned = self.owned
-        for slot, result in results.items():
-            if slot in owned and not isinstance(result, IndexUnavailable):
-                if owned[slot].claim != result.number:
+        for slot, result in self._queues.claim(slots, self.worker_id).items():
+            one = self.owned.get(slot)
+            if one is not None and not isinstance(result, IndexUnavailable):
+                if one.claim != result.number:
                     lost.add(slot)
-                owned[slot].claim = result.number
-                owned[slot].others = dict(result.others)
-                owned[slot].empty_since = None
+                one.claim, one.others, one.empty_since = result.number, dict(result.others), None
         return lost

@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection
 
-from toc.index.queues import Queues
 from toc.loop import Loop, Wake
 from toc.maintenance.due_walk import DueWalk
 from toc.maintenance.horizon import HorizonKeeper
@@ -18,7 +17,7 @@ from toc.model.errors import TocError
 from toc.model.horizon import Budget
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
-from toc.worker.take.feedback import Pressure
+from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
@@ -30,38 +29,38 @@ class TableServices:
     """The loops over tables: per database server one that sweeps and one for schedules; one that purges, one
     that counts. One keeps the horizon, one makes the schedules that the application declares."""
 
-    def __init__(self, center: TimeoutCenter, queues: Queues, pressure: Pressure) -> None:
-        store, catalog, clock = center.store, center.catalog, center.clock
-        sweep = Sweep(store, queues, catalog, clock)
-        self._sweepers: list[Sweeper] = []
-        self._of_server: list[tuple[frozenset[int], Sweeper | Scheduler]] = []
-        """The services of each server, with its tables."""
-        loops = []
-        for number, own in enumerate(map(frozenset, store.tables_of_server())):
-            wake, schedule_wake = Wake(), Wake()
-            sweeper = Sweeper(sweep, wake, lambda: pressure.backlogged)
-            scheduler = Scheduler(store, catalog, sweep, schedule_wake)
-            self._sweepers.append(sweeper)
-            self._of_server += [(own, sweeper), (own, scheduler)]
-            loops += [
-                Loop(f"sweep-{number}", sweeper.run_once, wake),
-                Loop(f"schedules-{number}", scheduler.run_once, schedule_wake),
-            ]
+    def __init__(self, center: TimeoutCenter, tools: Tools) -> None:
+        store, catalog, clock = tools.store, tools.catalog, tools.clock
         self._tables: frozenset[int] = frozenset()
 
         def mine() -> frozenset[int]:
             return self._tables
 
-        keep = center.settings.audit_retention
-        budget = Budget.of(center.settings.redis_budget)
-        if queues.present and budget is not None:
-            loops.append(Loop("horizon", HorizonKeeper(store, queues, clock, budget).run_once))
+        retention = Retention(store, catalog, clock, mine, audit=center.settings.audit_retention)
         self.loops = [
-            Loop("retention", Retention(store, catalog, clock, mine, audit=keep).run_once),
+            Loop("retention", retention.run_once),
             Loop("due", DueWalk(store, catalog, clock, mine).run_once),
-            *loops,
-            Loop("declared-schedules", DeclaredSchedules(center).run_once),
+            Loop("declared-schedules", self._declare_schedules),
         ]
+        sweep = Sweep(store, tools.queues, catalog, clock)
+        self._sweepers: list[Sweeper] = []
+        self._of_server: list[tuple[frozenset[int], Sweeper | Scheduler]] = []
+        """The services of each server, with its tables."""
+        for number, own in enumerate(map(frozenset, store.tables_of_server())):
+            wake, schedule_wake = Wake(), Wake()
+            sweeper = Sweeper(sweep, wake, lambda: tools.backlogged)
+            scheduler = Scheduler(store, catalog, sweep, schedule_wake)
+            self._sweepers.append(sweeper)
+            self._of_server += [(own, sweeper), (own, scheduler)]
+            self.loops += [
+                Loop(f"sweep-{number}", sweeper.run_once, wake),
+                Loop(f"schedules-{number}", scheduler.run_once, schedule_wake),
+            ]
+        budget = Budget.of(center.settings.redis_budget)
+        if tools.queues.present and budget is not None:
+            self.loops.append(Loop("horizon", HorizonKeeper(store, tools.queues, clock, budget).run_once))
+        self._schedules = center.schedules
+        self._undeclared = frozenset(declared.name for declared in center.schedules.declared)
 
     def add(self, tables: Collection[int]) -> None:
         """Serve these tables from now on."""
@@ -84,33 +83,24 @@ class TableServices:
         """Return when the last refill began that has ended on every server (monotonic)."""
         return min(sweeper.refilled for sweeper in self._sweepers)
 
+    def _declare_schedules(self) -> float:
+        """Create or change the schedules that the application declares, each once. What operators change
+        later stays in force until another worker starts.
+
+        Servers that do not answer hold up nothing but the schedules that belong to them.
+        """
+        if not self._undeclared:
+            return threading.TIMEOUT_MAX
+        try:
+            failed = self._schedules.reconcile(self._undeclared)
+        except TocError as exc:
+            failed = dict.fromkeys(self._undeclared, exc)
+        for name, error in failed.items():
+            log.warning("schedules_not_declared", schedule=name, error=str(error))
+        self._undeclared = frozenset(failed)
+        return DECLARE_AGAIN_SECONDS
+
     def end(self) -> None:
         """Begin no further step. A current one ends by itself."""
         for loop in self.loops:
             loop.stop(0)
-
-
-class DeclaredSchedules:
-    """Creates or changes the schedules that the application declares, each once. What operators
-    change later stays in force until another worker starts.
-
-    Servers that do not answer hold up nothing but the schedules that belong to them.
-    """
-
-    def __init__(self, center: TimeoutCenter) -> None:
-        self._schedules = center.schedules
-        self._left = frozenset(declared.name for declared in center.schedules.declared)
-
-    def run_once(self) -> float:
-        """Try those that are left. Returns the seconds until the next time."""
-        if not self._left:
-            return threading.TIMEOUT_MAX
-        try:
-            failed = self._schedules.reconcile(self._left)
-        except TocError as exc:
-            log.warning("schedules_not_declared", error=str(exc))
-            return DECLARE_AGAIN_SECONDS
-        for name, error in failed.items():
-            log.warning("schedules_not_declared", schedule=name, error=str(error))
-        self._left = frozenset(failed)
-        return DECLARE_AGAIN_SECONDS if failed else threading.TIMEOUT_MAX

@@ -1,42 +1,72 @@
-"""The worker of a process: composes the loops, obeys the daemon, and leaves in good order."""
+"""The worker of a process: composes the loops, obeys the daemon, gains and loses slots and tables, tells each
+second how it is, and leaves in good order.
+
+The path of a task through a worker process, in one direction:
+
+    take             check             run                    settle
+    poll.Poller  ─▶  check.Checker ─▶  dispatch.Dispatcher ─▶ finish.Finisher
+    adopt.Adopter                      (bodies.BodyReader)
+                                       quarantine.Quarantine
+
+Each stage is constructed with the stages after it. Information flows back through the ``Tools`` that all
+have: ``early`` holds entries not yet due by this machine's clock, ``inbox`` tells the poller where tasks may
+be due, ``backlogged`` is back-pressure, ``wake`` ends the poller's sleep.
+"""
 
 from __future__ import annotations
 
 import selectors
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from toc.coordination.assignment import PROTOCOL
-from toc.loop import Bell, Loop, Wake, watched_thread
+from toc.coordination.assignment import PROTOCOL, TABLES
+from toc.index.takes import Takes
+from toc.loop import Bell, Loop, watched_thread
 from toc.maintenance.dead_entries import DeadQueueCheck
+from toc.model.lateness import Cause
 from toc.model.topic import Slot
+from toc.observe import metrics
+from toc.observe.holdups import EVERYWHERE
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.parts import open_queues
 from toc.store.records.cluster import episode_writer
 from toc.store.records.targets import key_mark
-from toc.worker.beat import Beat
-from toc.worker.control import ControlPipe, Suspect, unpack
-from toc.worker.deliveries import Deliveries, WebhookHandlers
-from toc.worker.entry import Entry, Inflight
-from toc.worker.guards.silence import BEAT_SECONDS
-from toc.worker.handover import Handover
+from toc.worker import guards
+from toc.worker.check import Checker
+from toc.worker.control import BEAT_SECONDS, ControlPipe, Suspect, pack, unpack
+from toc.worker.entry import State
 from toc.worker.index_watch import IndexWatch
-from toc.worker.late_starts import LateStarts
-from toc.worker.pipeline import Pipeline
-from toc.worker.quarantine import RunsAlone
+from toc.worker.lease_keeper import LeaseKeeper
+from toc.worker.quarantine import Quarantine, RunsAlone
 from toc.worker.reclaim import Reclaimer
+from toc.worker.run.bodies import BodyReader
+from toc.worker.run.dispatch import Dispatcher, WebhookHandlers
 from toc.worker.run.heartbeat import Heartbeat
-from toc.worker.slots import SlotBook
+from toc.worker.settle.finish import Finisher
 from toc.worker.table_services import TableServices
+from toc.worker.take.adopt import Adopter
 from toc.worker.take.by_rows import OWNED_SECONDS, RowTaker
+from toc.worker.take.poll import Agenda, Poller
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
+HAND_OVER_SECONDS = 0.5
+"""How long a handover waits for running tries. Those that run longer end under our claim number."""
+CLAIM_AGAIN_SECONDS = 0.5
+"""Pause before slots whose Redis node did not answer are claimed again."""
+STUCK_SECONDS = 120.0
+"""An internal loop that takes longer for one turn counts as hanging, and so do the handlers if none runs for
+so long while tasks wait for one: the daemon replaces the process. Calls to servers that hang are given up
+much earlier."""
+STILL_SECONDS = 1.0
+"""A process whose beat comes later than this was stopped, perhaps with its daemon. Its slots may have other
+owners, which the daemon learns in the next moments."""
 BUSY_TICK_SECONDS = 0.05
 FORCED_SECONDS = 3.0
 """How long a forced stop may take to give entries back."""
@@ -62,113 +92,82 @@ class Worker:
         self._link = link
         self._deadline = settings.shutdown_deadline
         self._keys = [key_mark(key.get_secret_value()) for key in settings.secret_key]
-        self._turn_at = clock.monotonic()
-        """When the main thread was last active (monotonic)."""
-        self._signals = 0
         self._stopping = False
         self._stop_by = float("inf")
         self._forced = False
         self._recycling = ""
         """Why it wants a successor. Empty while it does not."""
-        queues = center.queues
-        self._indexed = queues.present
-        self.worker_id = worker_id
-        self.book = SlotBook(queues, worker_id)
-        wakes = [Wake() for _ in center.store.tables_of_server()]
-        tools = Tools(
+        self._indexed = center.queues.present
+        self._webhooks = webhooks
+        tools = self.tools = Tools(
             store=center.store,
-            queues=queues,
+            queues=center.queues,
             catalog=center.catalog,
             clock=clock,
+            worker_id=worker_id,
             handlers=center.handlers,
-            died=center.hooks.died,
-            book=self.book,
-            inflight=Inflight(),
-            late=LateStarts(clock, center.catalog, self.book),
             max_crashes=settings.max_crashes,
-        )
-        self._late = tools.late
-        self.pipeline = Pipeline(
-            tools,
-            threads=threads,
-            async_limit=settings.async_limit,
-            on_room=wakes,
+            died=center.hooks.died,
             recycle=self._recycle,
-            name_suspects=lambda found: link.send("suspects", suspects=found),
+            tell=link.send,
         )
-        finisher, dispatcher = self.pipeline.finisher, self.pipeline.dispatcher
-        self.alone = RunsAlone(tools, finisher, self.pipeline.leases, dispatcher, link.send)
-        self._webhooks = webhooks
-        self._leases = center.store.leases
-        self._leases.identify(worker_id)
-        self.heartbeat = Heartbeat(tools, dispatcher, finisher, self._recycle)
-        self.reclaimer = Reclaimer(tools, self.pipeline.inbox)
-        self.dead_check = DeadQueueCheck(center.store, queues, clock, self.book.buried)
-        self.services = TableServices(center, queues, self.pipeline.pressure)
-        deliveries = Deliveries(tools, dispatcher, webhooks, self.pipeline.inbox.look_at)
-        self._catalog = Loop("catalog", deliveries.run_once)
+        self.book = tools.book
+        takes = Takes(tools.queues, tools.wake)
+        self.finisher = finisher = Finisher(tools)
+        self.bodies = BodyReader(tools, finisher)
+        limits = threads, settings.async_limit
+        self.dispatcher = dispatcher = Dispatcher(tools, finisher, self.bodies, *limits, webhooks)
+        quarantine = Quarantine(tools, finisher)
+        self.leases = leases = LeaseKeeper(tools, finisher)
+        self.checker = Checker(tools, finisher, dispatcher, quarantine, leases)
+        self.adopter = Adopter(tools, finisher, self.checker)
+        agenda = Agenda(tools, finisher, dispatcher, takes)
+        self.poller = Poller(tools, takes, agenda, self.checker, self.adopter)
+        self.alone = RunsAlone(tools, finisher, dispatcher, leases)
+        tools.store.leases.identify(worker_id)
+        self.heartbeat = Heartbeat(tools, finisher, dispatcher)
+        self.reclaimer = Reclaimer(tools)
+        self.dead_check = DeadQueueCheck(tools.store, tools.queues, clock, self.book.buried)
+        self.services = TableServices(center, tools)
+        self._catalog = Loop("catalog", dispatcher.follow_topics)
+        place = tools.store.identity.place
         self.watch = IndexWatch(
-            tools=tools,
-            queues=open_queues(settings, PROBE_TIMEOUT_SECONDS),
-            on_loss=self.services.refill,
-            refilled=self.services.refilled,
-            identity=identity or center.store.identity.get(),
-            name=f"{settings.cluster} with its tables on {center.store.identity.place}",
-            refuse=center.queues.refuse,
+            tools,
+            open_queues(settings, PROBE_TIMEOUT_SECONDS),
+            self.services,
+            identity=identity or tools.store.identity.get(),
+            name=f"{settings.cluster} with its tables on {place}",
             on_change=self._index_changed,
         )
-        self.rows = RowTaker(
-            tools=tools,
-            finisher=finisher,
-            dispatcher=dispatcher,
-            leases=self.pipeline.leases,
-            watch=self.watch if self._indexed else None,
-            checker=self.pipeline.checker,
-            wakes=wakes,
-        )
-        self._listener = center.queues.listener()
+        watch = self.watch if self._indexed else None
+        self.rows = RowTaker(tools, finisher, dispatcher, leases, self.checker, watch)
+        self.listener = tools.queues.listener()
         self._listening = watched_thread(
-            "wake", lambda: self._listener.run(self._woken), lambda: self._stopping or bool(self._recycling)
+            "wake", lambda: self.listener.run(self._woken), lambda: self._stopping or bool(self._recycling)
         )
-        self.handover = Handover(
-            tools=tools,
-            link=link,
-            listener=self._listener,
-            pipeline=self.pipeline,
-            reclaimer=self.reclaimer,
-            services=self.services,
-        )
+        self.handover = Handover(self)
         # Without an index, what looks after one does not run.
         of_index = [self.reclaimer.loop, Loop("dead", self.dead_check.run_once), self.watch.loop]
         self.loops = [
-            *self.pipeline.loops,
+            *finisher.loops,
+            *self.bodies.loops,
+            self.poller.loop,
+            self.adopter.loop,
+            quarantine.loop,
+            *leases.loops,
             self.alone.loop,
             self.heartbeat.loop,
             *(of_index if self._indexed else []),
             *self.services.loops,
             *self.rows.loops,
             self._catalog,
-            episode_writer(center.store.episodes, self._late),
+            episode_writer(tools.store.episodes, tools.late),
             *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
         ]
-        self.beat = Beat(
-            tools=tools,
-            link=link,
-            pipeline=self.pipeline,
-            rows=self.rows,
-            watch=self.watch,
-            loops=self.loops,
-            turn_at=lambda: self._turn_at,
-            recycle=self._recycle,
-            stood_still=lambda: tools.inflight.share(clock.monotonic() + OWNED_SECONDS),
-        )
+        self.beat = Beat(self)
         self._bell = Bell()
 
     # --- called by signals and other threads
-
-    def on_signal(self, number: int, frame: object) -> None:  # noqa: ARG002 - the signature of signal handlers
-        """Count SIGTERM. The daemon never sends it: an operator or a handler did."""
-        self._signals += 1
 
     def end_for(self, reason: str) -> None:
         """Leave without waiting for running handlers, as something of ours has failed. Any thread may call
@@ -181,13 +180,13 @@ class Worker:
 
         The main thread does it, so the caller does not wait.
         """
-        if not self._recycling:
+        if not (self._recycling or self._stopping):
             self._recycling = reason
             self._bell()
 
     def _index_changed(self) -> None:
         """React to a node that is out of reach or back. Another may serve its slots now."""
-        self._listener.set_slots(self.book.owned)
+        self.listener.set_slots(self.book.owned)
         self.rows.look_now()
         self.reclaimer.look_now()
 
@@ -196,7 +195,7 @@ class Worker:
             self.reclaimer.look_now()  # a new connection: messages may have been missed
             self.watch.look_now()
         else:
-            self.pipeline.inbox.look_at(slot, due_ms)
+            self.tools.inbox.look_at(slot, due_ms)
 
     # --- main thread
 
@@ -204,19 +203,20 @@ class Worker:
         """Work until told to stop. ``own_process``: the process has no other purpose."""
         if own_process:
             signal.set_wakeup_fd(self._bell.rope)
-            signal.signal(signal.SIGTERM, self.on_signal)
+            # The daemon never sends it: an operator or a handler did.
+            signal.signal(signal.SIGTERM, lambda *_: self._recycle("SIGTERM was sent to it"))
             # Ctrl-C, and a terminal that closes, reach all processes; the daemon decides. Not ignored: what
             # handlers start inherits that.
             for number in (signal.SIGINT, signal.SIGHUP):
                 signal.signal(number, lambda *_: None)
-        self.pipeline.dispatcher.start()
+        self.dispatcher.start()
         self.watch.ask_owner()
         for loop in self.loops:
             loop.start()
         if self._indexed:
             self._listening.start()
         release = {"version": version("timeout-center"), "protocol": PROTOCOL}
-        self._link.send("ready", worker_id=self.worker_id, keys=self._keys, **release)
+        self._link.send("ready", worker_id=self.tools.worker_id, keys=self._keys, **release)
         beat = Loop("beat", self.beat.run_once)
         beat.start()
         with selectors.DefaultSelector() as selector:
@@ -226,19 +226,26 @@ class Worker:
         if not own_process:  # else it goes on until the process ends, which may take long
             beat.stop(1.0)
 
+    def withdraw(self, slots: set[Slot] | None = None) -> None:
+        """Give back the entries of these slots (None: all) that wait here and have not started.
+
+        Entries in the row check are not included; they run here under our claim.
+        """
+        self.finisher.give_back(self.dispatcher.withdraw(slots) + self.tools.early.withdraw(slots))
+
     def serve(self, selector: selectors.BaseSelector, until: Callable[[], bool]) -> None:
         """Obey the daemon and advance handovers, until ``until``. Sleeps in ``selector``."""
         if not selector.get_map():
             selector.register(self._link, selectors.EVENT_READ)
             selector.register(self._bell, selectors.EVENT_READ)
         while not until():
-            self._turn_at = now = self._clock.monotonic()
-            self.handover.step(now)
+            self.beat.turned()
+            self.handover.step(self._clock.monotonic())
             sent = self._link.flush()
             leaving = self._stopping or bool(self._recycling)
             busy = self.handover.under_way or leaving or not sent
             ready = selector.select(BUSY_TICK_SECONDS if busy else BEAT_SECONDS)
-            self._turn_at = self._clock.monotonic()
+            self.beat.turned()
             for key, _ in ready:
                 if key.fileobj is self._bell:
                     self._bell.clear()
@@ -248,21 +255,19 @@ class Worker:
                     if self._link.closed:
                         selector.unregister(self._link)
                         self._stopping = True
-                        self.pipeline.inflight.share(float("inf"))
+                        self.tools.inflight.share(float("inf"))
                         log.warning("daemon_gone")
-            if self._signals and not self._stopping:
-                self._recycle("SIGTERM was sent to it")
 
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "dead":
-            self._leases.set_dead(message["workers"])
+            self.tools.store.leases.set_dead(message["workers"])
             self.book.dead = frozenset(message["workers"])
-            self._late.died(message["workers"])
+            self.tools.late.died(message["workers"])
             self.reclaimer.look_now()
             self.rows.look_now()
         elif kind == "sure":
-            self.pipeline.inflight.sure_until = message["until"]
+            self.tools.inflight.sure_until = message["until"]
             if self._webhooks is not None and message["senders"]:
                 self._webhooks.members = message["senders"]
         elif kind == "take":
@@ -283,7 +288,7 @@ class Worker:
     def close(self) -> None:
         """Close what a worker that was never run holds open. A worker that has run ends with its
         process."""
-        self.pipeline.dispatcher.close()
+        self.dispatcher.close()
         self.watch.queues.close()
         self._link.close()
         self._bell.close()
@@ -295,33 +300,40 @@ class Worker:
         daemon receives ``leaving``, while our last handlers still run under our claims.
         """
         self.book.leave()
-        self.pipeline.poller.await_round()
+        self.poller.await_round()
         self.rows.look_now()
         self.services.end()
         self.handover.drop_all()
         self._link.send("leaving", recycle=self._recycling)
         self.serve(selector, lambda: self.settled or self._forced or self._overdue())
         # Entries that have not started, or are settled, are with the finisher already.
-        inflight = self.pipeline.inflight
+        inflight = self.tools.inflight
         running = [e for e in inflight.snapshot() if e.started and inflight.settle(e)]
         if running:
             log.warning("handlers_abandoned", tasks=len(running))
             self.alone.take_back(running)
-            self._give_back_running(running)
-        self.pipeline.finisher.stop(FORCED_SECONDS)
+            self.finisher.give_back_running(running)
+            until = self._clock.monotonic() + FORCED_SECONDS
+            while not self.finisher.idle and self._clock.monotonic() < until:
+                time.sleep(BUSY_TICK_SECONDS)
+        self.finisher.stop(FORCED_SECONDS)
         for loop in self.loops:
             loop.stop(1.0)
         self.watch.leave()
-        self._listener.stop()
-        self.pipeline.dispatcher.close()
+        self.listener.stop()
+        self.dispatcher.close()
         if self._webhooks is not None:
             self._webhooks.leave()
 
     @property
     def settled(self) -> bool:
-        """Whether nothing is held nor being taken, so that this process may end."""
-        # In this order: once no row is being taken, the entries that were are held.
-        return self.rows.settled and self.pipeline.settled
+        """Whether nothing is held nor being taken, and everything that was held is written and moved, so that
+        this process may end."""
+        # In this order: once no row is being taken, the entries that were are held; an entry that is adopted
+        # is held, and a held entry leaves only inside a flush, which makes the finisher busy. Leases are
+        # requested for held entries only.
+        taken = self.rows.settled and self.poller.settled and self.adopter.settled
+        return taken and not len(self.tools.inflight) and self.finisher.idle and self.leases.settled
 
     def _overdue(self) -> bool:
         """Whether the shutdown deadline is over. A process that is only recycled has none."""
@@ -329,11 +341,166 @@ class Worker:
             self._stop_by = self._clock.monotonic() + self._deadline
         return self._clock.monotonic() >= self._stop_by
 
-    def _give_back_running(self, running: Sequence[Entry]) -> None:
-        """Give running tries back without charging them, and mark their rows. The tasks will run
-        again elsewhere."""
-        finisher = self.pipeline.finisher
-        finisher.give_back_running(running)
-        until = self._clock.monotonic() + FORCED_SECONDS
-        while not finisher.idle and self._clock.monotonic() < until:
-            time.sleep(BUSY_TICK_SECONDS)
+
+@dataclass(eq=False)
+class Handover:
+    """Takes and drops slots and tables as the daemon says. Only the main thread calls it.
+
+        taken     wanted ─▶ claimed (a number is drawn) ─▶ served
+        dropped   nothing more is taken; entries that have not started are put back
+                  ─▶ ``dropped`` is sent when running tries have finished, or after HAND_OVER_SECONDS
+
+    The claim number stays ours: entries may be left under it. The slot's next owner deletes it once we are
+    gone. Tables need no claim: it does no harm if two workers sweep one for a while.
+    """
+
+    worker: Worker
+
+    def __post_init__(self) -> None:
+        self.tools = self.worker.tools
+        self._claimed_at = float("-inf")
+        self._dropping: dict[Slot, float] = {}
+        """Slots that are being handed over, with the end of the wait for running tries (monotonic)."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether ``step`` has something to do soon."""
+        return bool(self._dropping or self.tools.book.incomplete)
+
+    def take(self, given: set[Slot]) -> None:
+        """Serve these slots and tables from now on. The next ``step`` claims the slots."""
+        tables, slots = _apart(given)
+        self.worker.services.add(tables)
+        self.tools.book.want(slots, self.tools.clock.monotonic())
+        self._claimed_at = float("-inf")
+
+    def drop(self, given: set[Slot]) -> None:
+        """Take nothing more from these and put back what has not started. Later steps send ``dropped``."""
+        tables, slots = _apart(given)
+        self.worker.services.remove(tables)
+        dropped = self.tools.book.give_up(slots)
+        self.worker.listener.set_slots(self.tools.book.owned)
+        self.worker.withdraw(given)
+        self._dropping |= dict.fromkeys(dropped, self.tools.clock.monotonic() + HAND_OVER_SECONDS)
+        if rest := given - dropped:
+            self.tools.tell("dropped", slots=pack(rest))
+
+    def drop_all(self) -> None:
+        """Take nothing more at all and put back what has not started: this process leaves. Sends no
+        message."""
+        self.tools.book.give_up(list(self.tools.book.wanted))
+        self.worker.listener.set_slots(())
+        self.worker.withdraw()
+
+    def step(self, now: float) -> None:
+        """Claim missing slots and continue handovers. ``now`` is monotonic."""
+        if self.tools.book.incomplete and now - self._claimed_at >= CLAIM_AGAIN_SECONDS:
+            self._claimed_at = now
+            self._claim()
+        if self._dropping:
+            busy = {entry.slot for entry in self.tools.inflight.snapshot()} | self.worker.adopter.sought
+            quiet = self.worker.finisher.idle
+            released = [
+                slot for slot, until in self._dropping.items() if now >= until or (quiet and slot not in busy)
+            ]
+            for slot in released:
+                del self._dropping[slot]
+            if released:
+                self.tools.tell("dropped", slots=pack(released))
+
+    def _claim(self) -> None:
+        fresh = self.tools.book.claim_missing()
+        if fresh:
+            self.worker.listener.set_slots(self.tools.book.owned)
+            for owned in fresh:
+                self.tools.inbox.look_at(owned.slot, 0)
+            met = {worker_id for owned in fresh for worker_id in owned.others.values()}
+            if met:
+                self.tools.tell("met", workers=sorted(met))  # the daemon may know that some are dead
+                self.worker.reclaimer.look_now()
+
+
+def _apart(given: set[Slot]) -> tuple[set[int], set[Slot]]:
+    """Split them into the numbers of tables and the slots."""
+    tables = {slot for slot in given if slot.topic == TABLES}
+    return {table.number for table in tables}, given - tables
+
+
+@dataclass(eq=False)
+class Beat:
+    """Sends the beats of one process. ``run_once`` has its own thread: the main thread may wait for a
+    server."""
+
+    worker: Worker
+
+    def __post_init__(self) -> None:
+        self.tools = self.worker.tools
+        self._last = float("inf")
+        """When the last beat began. A stop at any moment is between two of these times."""
+        self._runs_at = self._stood_at = self._turn_at = self.tools.clock.monotonic()
+        """When a handler last ran, or no task waited for one; when the process last stood still; when the
+        main thread was last active."""
+
+    def turned(self) -> None:
+        """Note that the main thread is active."""
+        self._turn_at = self.tools.clock.monotonic()
+
+    def run_once(self) -> float:
+        """Check the process and send a beat. Returns the seconds until the next."""
+        now = self.tools.clock.monotonic()
+        if now - self._last > BEAT_SECONDS + STILL_SECONDS:  # [rule: stood-still]
+            self.tools.inflight.share(now + OWNED_SECONDS)
+            self._stood_at = now
+            self.tools.late.slow(Cause.HALTED, EVERYWHERE, now - self._last, "what takes a second")
+        self._last = now
+        self.tools.late.look_at_clock()
+        guards.check_descriptors()
+        if why := guards.damage():
+            self.tools.recycle(why)
+        self.tools.store.close_unused()
+        self.tools.tell("beat", stuck=self._measure(), out_of_reach=sorted(self._out_of_reach()))
+        return BEAT_SECONDS
+
+    def _out_of_reach(self) -> set[str]:
+        """Return names for the servers that do not answer: the same on all hosts, as the address of a single
+        Redis may not be."""
+        clustered = self.worker.watch.queues.nodes.clustered
+        store = self.tools.store
+        databases = {f"database {n}" for n in range(len(store.tables_of_server())) if store.away(n)}
+        nodes = self.worker.watch.silent
+        return databases | {f"redis {node}" if clustered and node is not None else "redis" for node in nodes}
+
+    def _first_due(self) -> dict[str, int]:
+        """By topic, when the first task was due (ms) that this process has taken and not started, or put back
+        because its row is out of reach. The StoreQueues do not tell of these."""
+        first = self.worker.finisher.away_since(self.tools.clock.now_ms())
+        for entry in self.tools.inflight.snapshot():
+            if entry.state is State.WAITS:
+                first[entry.topic.name] = min(first.get(entry.topic.name, entry.due), entry.due)
+        return first
+
+    def _measure(self) -> list[str]:
+        """Update the gauges. Returns the names of loops that hang."""
+        self.worker.dispatcher.event_loop.look()
+        load = self.worker.dispatcher.load()
+        for topic, (running, waiting) in load.items():
+            metrics.HANDLERS.of(topic).set(running)
+            metrics.WAITING.of(topic).set(waiting)
+        first = self._first_due()
+        now_ms = self.tools.clock.now_ms()
+        for topic in load:
+            metrics.OVERDUE.of(topic).set(max(now_ms - first.get(topic, now_ms), 0) / 1000)
+        metrics.UNWRITTEN.of().set(self.worker.finisher.unwritten)
+        metrics.WITHOUT_REDIS.of().set(self.worker.rows.slots)
+        metrics.BROKEN_SLOTS.of().set(len(self.worker.watch.broken))
+        metrics.INDEX_FOREIGN.of().set(self.worker.watch.foreign)
+        now = self.tools.clock.monotonic()
+        if any(running for running, _ in load.values()) or not any(waiting for _, waiting in load.values()):
+            self._runs_at = now
+        busy = {loop.name: loop.busy_seconds(now) for loop in self.worker.loops}
+        busy["main"] = max(now - self._turn_at - BEAT_SECONDS, 0.0)  # it sleeps no longer than that
+        busy["handlers"] = now - self._runs_at  # tasks wait for one, and none runs
+        for name, seconds in busy.items():
+            metrics.LOOP_BUSY.of(name).set(seconds)
+        awake = now - self._stood_at
+        return [name for name, seconds in busy.items() if min(seconds, awake) > STUCK_SECONDS]

@@ -156,10 +156,10 @@ def test_a_failure_of_ours_begins_the_pipeline_anew(shop: Shop, monkeypatch: pyt
         assert worker._keeper is not None
         (life,) = worker._keeper._children.values()
 
-        def fails(_server: int) -> float:
+        def fails(_now: float) -> float:
             raise RuntimeError("as the test wants")
 
-        monkeypatch.setattr(life.worker.rows, "_run_once", fails)
+        monkeypatch.setattr(life.worker.rows, "_slots", fails)
         life.worker.rows.look_now()
         shop.ended(shop.center.submit("order.close", biz_id=2, delay=0.1))
         assert life not in worker._keeper._children.values()

@@ -23,7 +23,7 @@ from toc.worker.check import RETRY_MS
 from toc.worker.control import Suspect
 from toc.worker.entry import NO_FENCE, Held
 from toc.worker.lease_keeper import AGAIN_SECONDS
-from toc.worker.settle.flush import RETRY_SECONDS
+from toc.worker.settle.finish import RETRY_SECONDS
 from toc.worker.take.by_rows import OWNED_SECONDS
 
 PREPARE_TIMEOUT = 30  # as the topic has it
@@ -165,7 +165,7 @@ def test_a_failure_beside_a_lease_is_charged_once_its_holder_did_not_begin(hands
     job_id = begun_and_leased_elsewhere(hands)
     first.end_and_finish(fails=True)
     assert first.inflight.get(job_id) is not None, "another try of it may start here before this one counts"
-    second.pipeline.withdraw()
+    second.worker.withdraw()
     second.finish()
     first.clock.slept += RETRY_SECONDS
     first.finish()

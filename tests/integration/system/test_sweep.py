@@ -12,9 +12,8 @@ from harness.system import System, buried
 
 from benchmarks.local import RedisServer
 from toc import NewTask, Topic
-from toc.maintenance.passes import CRAWL_ROWS, ROWS_PER_STEP, SOON
 from toc.maintenance.sweep import Sweep, SweepCounts
-from toc.maintenance.sweeper import Sweeper
+from toc.maintenance.sweeper import CRAWL_ROWS, ROWS_PER_STEP, SOON, Sweeper
 from toc.model.clock import Clock
 from toc.model.errors import SchemaBehind
 from toc.model.task import TaskRow, TaskStatus

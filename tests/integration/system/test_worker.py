@@ -28,11 +28,11 @@ from toc.model.topic import Slot
 from toc.store.servers.shards import Answers, Trouble
 from toc.store.tasks.batch import Finish
 from toc.worker.entry import NO_LEASE, UNLEASED_SECONDS
-from toc.worker.run import handler_threads
-from toc.worker.settle import flush
+from toc.worker.run import handler_calls
+from toc.worker.settle import finish
 from toc.worker.slots import instant_of
-from toc.worker.take import agenda
-from toc.worker.take.agenda import TAKE_LIMIT
+from toc.worker.take import poll
+from toc.worker.take.poll import TAKE_LIMIT
 
 # How worker processes treat handlers that take long, crash or never end, and how they leave.
 
@@ -224,8 +224,8 @@ def test_what_is_refused_for_want_of_a_lease_makes_no_room_for_more(
 ) -> None:
     """Handlers are slow and no lease comes: each second the whole line is refused, and comes back."""
     worker, _ = hands
-    monkeypatch.setattr(handler_threads, "START_WITHIN_SECONDS", 100)
-    monkeypatch.setattr(agenda, "MAX_UNSTARTED", 300)
+    monkeypatch.setattr(handler_calls, "START_WITHIN_SECONDS", 100)
+    monkeypatch.setattr(poll, "MAX_UNSTARTED", 300)
     submit(system, 1600)
     worker.begin()
     while worker.inflight.waiting(TOPIC) <= 300:
@@ -267,7 +267,7 @@ def test_who_gives_back_an_entry_with_a_lease_does_not_wait_for_its_row(
 ) -> None:
     """Whoever it is may serve other servers: the entry waits for the thread of its own."""
     worker, _ = hands
-    monkeypatch.setattr(flush, "MAX_QUEUED", 0)
+    monkeypatch.setattr(finish, "MAX_QUEUED", 0)
     submit(system, 1)
     worker.take()
     (entry,) = worker.inflight.snapshot()

@@ -10,29 +10,32 @@ import selectors
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from toc.config import Settings
-from toc.coordination.assignment import Member, Spread
-from toc.coordination.coordinator import Coordinator
-from toc.coordination.presence import LocalNames
-from toc.coordination.rows import Members, RowsCoordinator
-from toc.coordination.zookeeper import ZooKeeperCoordinator
+from toc.coordination.assignment import Member
 from toc.loop import Bell
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.worker.control import texts, unpack
 from toc.worker.daemon.processes import Child
 from toc.worker.daemon.slots import WorkerSlots
-from toc.worker.daemon.successors import Successors
-from toc.worker.daemon.topics import Topics
 
 log = get_logger(__name__)
 
 TICK_SECONDS = 1.0
 CLAIM_RETRY_SECONDS = 0.25
 """Pause before slots are claimed again whose former owner has not released them."""
+
+RESTART_CAP_SECONDS = 10.0
+"""Longest backoff before the successor of a process that dies soon after its start."""
+SERVED_CAP_SECONDS = 1.0
+"""Longest backoff if it has served: tasks wait, and one that ends its worker can do so only a few times."""
+LIVED_SECONDS = 10.0
+"""A process that served for this long is replaced at once when it dies."""
 
 C = TypeVar("C", bound=Child)
 
@@ -53,22 +56,18 @@ class Keeper(ABC, Generic[C]):
         self.center = center
         self.settings = settings
         self._serves, self._metrics = serves, metrics
-        self._bell = Bell()
+        self.bell = Bell()
+        """Has it look again now. Any thread may ring."""
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._bell, selectors.EVENT_READ)
-        self._slots = WorkerSlots(
-            _coordinator(settings, center.store.members, self._bell),
-            Topics(
-                center.catalog,
-                center.store.topics.state,
-                tables=settings.tables,
-                indexed=settings.redis_url is not None,
-                on_change=self._bell,
-            ),
-            LocalNames.of(settings.host),
-        )
+        self._selector.register(self.bell, selectors.EVENT_READ)
+        self._slots = WorkerSlots(center, settings, self.bell)
         self._children: dict[str, C] = {}
-        self._successors = Successors(workers)
+        self._start_at: dict[int, float] = dict.fromkeys(range(workers), 0.0)
+        """When to start the workers that are missing, by index (monotonic): at first all of them, now."""
+        self._deaths: Counter[int] = Counter()
+        """For each index, how many workers in a row died soon after their start."""
+        self._loaded = False
+        """Whether the application has ever loaded here. If so, a later failure may pass."""
         self._stop_at: float | None = None
         """Until when running handlers may end, once it stops (monotonic)."""
 
@@ -95,26 +94,43 @@ class Keeper(ABC, Generic[C]):
         """Start what is missing, align slots, and listen until something is to be done again."""
         stopping = self._stop_at is not None
         if stopping:
-            self._successors.none()
-        for index in self._successors.take_due():
-            self._spawn(index)
+            self._start_at.clear()
+        for index, at in list(self._start_at.items()):
+            if at <= time.monotonic():
+                del self._start_at[index]
+                self._spawn(index)
         self._slots.reconcile(self._children.values(), stopping=stopping)
         self._slots.assure(self._children.values())
         self._wait()
         self._slots.find_gone(self._children)
+
+    def _start_in(self, index: int, seconds: float) -> None:
+        """Start a worker with this index after some seconds."""
+        self._start_at[index] = time.monotonic() + seconds
+
+    def _backoff(self, ended: C) -> float | None:
+        """Return the seconds before the successor of a worker starts. None: only an operator can help.
+
+        That is so if the application has never loaded here. If it has, an update may be replacing its files.
+        """
+        if ended.unfit is not None and ended.unfit["wrong"] and not self._loaded:
+            return None
+        lived = time.monotonic() - ended.born if ended.heard else 0.0
+        self._deaths[ended.index] = 0 if lived > LIVED_SECONDS else self._deaths[ended.index] + 1
+        cap = SERVED_CAP_SECONDS if ended.heard else RESTART_CAP_SECONDS
+        return min(0.1 * (2.0 ** min(self._deaths[ended.index], 10) - 1), cap)
 
     def _add(self, child: C) -> None:
         self._children[child.worker_id] = child
         self._selector.register(child.link, selectors.EVENT_READ, (child, self._listen))
 
     def _wait(self) -> None:
-        timeout = CLAIM_RETRY_SECONDS if self._slots.incomplete else TICK_SECONDS
-        if [child for child in self._children.values() if not child.link.flush()]:
-            timeout = CLAIM_RETRY_SECONDS
-        until = min(self._slots.step_at, self._successors.next_at())
+        unsent = [child for child in self._children.values() if not child.link.flush()]
+        timeout = CLAIM_RETRY_SECONDS if unsent or self._slots.incomplete else TICK_SECONDS
+        until = min([self._slots.step_at, *self._start_at.values()])
         for key, _ in self._selector.select(max(0.0, min(timeout, until - time.monotonic()))):
-            if key.fileobj is self._bell:
-                self._bell.clear()
+            if key.fileobj is self.bell:
+                self.bell.clear()
                 self._slots.changed = True
                 continue
             child, then = key.data
@@ -140,14 +156,16 @@ class Keeper(ABC, Generic[C]):
             child.stuck = message["stuck"]
             if child.stuck:
                 self._kill(child, f"hanging: {', '.join(texts(child.stuck))}")
-            before = child.out_of_reach
-            child.out_of_reach = frozenset(texts(message.get("out_of_reach", ())))
-            if child.member and child.out_of_reach != before:
-                self._join(child)
+            before = child.card
+            child.card = replace(before, out_of_reach=frozenset(texts(message.get("out_of_reach", ()))))
+            if child.member and child.card != before:
+                self._slots.coordinator.join(child.card)
         elif kind == "ready":
-            self._successors.loaded = True
-            child.version, child.protocol = message["version"], message["protocol"]
-            child.keys = frozenset(texts(message.get("keys", ())))
+            self._loaded = True
+            keys = frozenset(texts(message.get("keys", ())))
+            child.card = replace(
+                child.card, version=message["version"], protocol=message["protocol"], keys=keys
+            )
             log.info("worker_ready", worker=child.worker_id, pid=child.pid)
         elif kind == "met":
             self._slots.meet(texts(message["workers"]))
@@ -155,7 +173,8 @@ class Keeper(ABC, Generic[C]):
             self._slots.dropped(child, unpack(message["slots"]))
         elif kind == "leaving":
             child.leaving = True
-            self._slots.give_up(child)
+            child.held.clear()  # they go to others; its running tries are kept alive under its claim numbers
+            self._slots.take_out(child, known_dead=False)
             if message["recycle"]:
                 child.recycled = True
                 log.warning("worker_recycled", worker=child.worker_id, reason=message["recycle"])
@@ -163,46 +182,21 @@ class Keeper(ABC, Generic[C]):
             child.left = True
         if not (child.member or child.leaving) and self._consumes(child) and self._stop_at is None:
             child.member = self._slots.changed = True
-            child.joined = self.center.clock.now_ms()
-            self._join(child)
+            child.card = replace(child.card, joined=self.center.clock.now_ms())
+            self._slots.coordinator.join(child.card)
 
     def _consumes(self, child: C) -> bool:  # noqa: ARG002
         """Whether the child is a worker that consumes slots."""
         return True
 
-    def _join(self, child: C) -> None:
-        """Add a worker to the cluster, or update what is known of it."""
-        self._slots.coordinator.join(
-            Member(
-                child.worker_id,
-                self.settings.host,
-                weight=self.settings.weight,
-                topics=frozenset(self.center.handlers),
-                pid=child.pid,
-                metrics=self._metrics,
-                machine=socket.gethostname(),
-                serves=self._serves,
-                version=child.version,
-                protocol=child.protocol,
-                keys=child.keys,
-                out_of_reach=child.out_of_reach,
-                lost_threads=child.lost_threads,
-                joined=child.joined,
-            )
+    def _member(self, worker_id: str) -> Member:
+        """Return how a new worker is introduced to the cluster."""
+        return Member(
+            worker_id,
+            self.settings.host,
+            weight=self.settings.weight,
+            topics=frozenset(self.center.handlers),
+            metrics=self._metrics,
+            machine=socket.gethostname(),
+            serves=self._serves,
         )
-
-
-def _coordinator(settings: Settings, members: Members, on_change: Callable[[], None]) -> Coordinator:
-    """Return the coordinator of these settings, which is not connected yet."""
-    if not settings.zookeeper:
-        return RowsCoordinator(
-            members, host=settings.host, timeout=settings.session_timeout, on_change=on_change
-        )
-    return ZooKeeperCoordinator(
-        settings.zookeeper,
-        cluster=settings.cluster,
-        host=settings.host,
-        session_timeout=settings.session_timeout,
-        spread=Spread(settings.databases, len(settings.database_urls)),
-        on_change=on_change,
-    )

@@ -10,22 +10,10 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from toc.model import minute as minutes
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import SchemaBehind, StoreUnavailable
-from toc.model.minute import (
-    DEAD,
-    FAILED,
-    KEPT,
-    LATENESS,
-    MINUTE_MS,
-    PROCESSED,
-    STARTS,
-    Minute,
-    Tally,
-    minus,
-    plus,
-    write,
-)
+from toc.model.minute import MINUTE_MS, Minute, Tally
 from toc.observe import metrics
 from toc.observe.board import Key
 from toc.observe.log import get_logger
@@ -39,23 +27,28 @@ LAST_SECONDS = 3.0
 COMPLAIN_SECONDS = 600.0
 
 
-_PLACES = {"processed": PROCESSED, "failed": FAILED, "crashed": FAILED, "dead": DEAD}
+_PLACES = {
+    "processed": minutes.PROCESSED,
+    "failed": minutes.FAILED,
+    "crashed": minutes.FAILED,
+    "dead": minutes.DEAD,
+}
 
 
 def tallies(values: Mapping[Key, Sequence[float]]) -> dict[str, Tally]:
     """Return what a member has done by topic, by its counters, since it began."""
     found: dict[str, list[int]] = {}
     for (name, *labels), cells in values.items():
-        added = [0] * LATENESS
+        added = [0] * minutes.LATENESS
         if name == metrics.LATENESS.metric.name:
             added += map(int, cells[:-1])
-            added[STARTS] = sum(added)
+            added[minutes.STARTS] = sum(added)
         elif name == metrics.HANDED_OUT.metric.name:
-            added[STARTS] = int(cells[0])
+            added[minutes.STARTS] = int(cells[0])
         elif name == metrics.TRIES.metric.name and labels[1] in _PLACES:
             added[_PLACES[labels[1]]] = int(cells[0])
         if any(added):
-            found[labels[0]] = plus(found.get(labels[0], ()), added)
+            found[labels[0]] = minutes.plus(found.get(labels[0], ()), added)
     return dict(found)
 
 
@@ -72,7 +65,7 @@ class Minutes:
         self._before: Mapping[str, Tally] = tallies(values())
         self._minute = clock.now_ms() // MINUTE_MS
         self._most = 0
-        self._unwritten: deque[MinuteRow] = deque(maxlen=KEPT)
+        self._unwritten: deque[MinuteRow] = deque(maxlen=minutes.KEPT)
         self._complains = RateLimit(clock, COMPLAIN_SECONDS)
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="toc-minutes", daemon=True)
@@ -110,11 +103,11 @@ class Minutes:
     def _note(self) -> None:
         """Note what was done in the minute that ends now."""
         now = tallies(self._values())
-        gained = {topic: minus(tally, self._before.get(topic, ())) for topic, tally in now.items()}
+        gained = {topic: minutes.minus(tally, self._before.get(topic, ())) for topic, tally in now.items()}
         self._before = now
         gained = {topic: tally for topic, tally in gained.items() if any(tally)}
-        self._most = max(self._most, sum(tally[STARTS] for tally in gained.values()))
-        text = write(Minute(gained, self._most))
+        self._most = max(self._most, sum(tally[minutes.STARTS] for tally in gained.values()))
+        text = minutes.write(Minute(gained, self._most))
         self._unwritten.append(MinuteRow(self._minute * MINUTE_MS, self._member, text))
 
     def _write(self) -> bool:

@@ -14,35 +14,76 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
+from toc.coordination.assignment import Member
 from toc.model.topic import Slot
 from toc.worker.app import started_in
 from toc.worker.control import ControlPipe
-from toc.worker.guards.silence import Silence
+
+SILENT_SECONDS = 15.0
+"""A process that is silent for this long is killed: half the default prepare_timeout."""
+_STEP_SECONDS = 2.0
+"""The most that one look adds. A listener that looks less often was stopped itself, perhaps with its
+machine."""
+
+
+class Silence:
+    """How long a process has been silent, counted while its listener was awake.
+
+    A process sends its daemon a beat each second. A silent process is stopped, starved, or blocked by a
+    handler that does not release the interpreter: in a call into C, or in a regular expression that
+    backtracks endlessly. None of its other threads runs then, so the process cannot help itself.
+
+    The bound is not max_runtime, by default an hour. The entries that the process holds would time out after
+    prepare_timeout and run elsewhere too. The task that holds the interpreter would then block the next
+    process, and so on through all hosts. Within half the default prepare_timeout, no entry of the process has
+    timed out. So killing it then makes its death a known one: its slots go to others, the other tasks run at
+    once and only once, and the culprit blocks one process at a time. After three times it runs alone, within
+    the same bound.
+
+    Silence is counted in looks of the daemon, so that no process is killed because its machine slept or the
+    daemon itself was stopped.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._looked = monotonic()
+        self.seconds = 0.0
+        """Seconds of silence as of the last look."""
+
+    def broken(self) -> None:
+        """Record that a message came."""
+        self._looked = self._monotonic()
+        self.seconds = 0.0
+
+    def look(self) -> float:
+        """Return the seconds of silence until now. Call it at least once a second."""
+        now = self._monotonic()
+        self.seconds += min(now - self._looked, _STEP_SECONDS)
+        self._looked = now
+        return self.seconds
 
 
 class Child:
     """One worker as what keeps it sees it."""
 
-    def __init__(self, link: ControlPipe, worker_id: str, index: int, pid: int) -> None:
+    def __init__(self, link: ControlPipe, member: Member, index: int) -> None:
         self.link = link
-        self.worker_id = worker_id
+        self.card = member
+        """How it is introduced to the cluster. Replaced as a whole."""
+        self.worker_id, self.pid = member.worker_id, member.pid
         self.index = index
-        self.pid = pid
         self.born = time.monotonic()
         """When it was started, and from its first message on, when that came (monotonic)."""
         self.silence = Silence()
         self.member = False
         """Whether it has joined the membership."""
-        self.joined = 0
-        """When it did (ms)."""
         self.heard = False
         """Whether it has ever sent a message. Until then it counts as starting, however long that takes."""
-        self.out_of_reach: frozenset[str] = frozenset()
-        """The servers that do not answer it."""
         self.stuck: list[str] = []
         """Its internal loops that hang."""
         self.unfit: Mapping[str, Any] | None = None
@@ -53,27 +94,26 @@ class Child:
         self.left = False
         """Whether it reported an orderly end. The exit code proves nothing: a handler can set any."""
         self.killed = False
-        self.version, self.protocol = "", 0
-        """What it runs. It may be another version than its daemon's."""
-        self.keys: frozenset[str] = frozenset()
-        """Marks of the keys by which it reads the secrets of webhook targets."""
         self.held: set[Slot] = set()
         """Slots that it was told to take."""
         self.dropping: set[Slot] = set()
         """Slots that it was told to drop and has not confirmed."""
-        self.lost_threads = 0
-        """How many threads of embedded workers before it are in handlers that have not ended."""
 
 
 class WorkerProcess(Child):
     """A worker that is a process."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], link: ControlPipe, worker_id: str, index: int
+        self, process: subprocess.Popen[bytes], link: ControlPipe, member: Member, index: int
     ) -> None:
-        super().__init__(link, worker_id, index, process.pid)
+        super().__init__(link, replace(member, pid=process.pid), index)
         self.process = process
         self.pidfd = os.pidfd_open(process.pid)
+
+    @property
+    def doing(self) -> str:
+        """What it does, as a label of the metric toc_workers."""
+        return "starting" if not self.heard else "leaving" if self.leaving else "ready"
 
 
 @dataclass(frozen=True)
@@ -93,11 +133,7 @@ class SideProcesses:
 
 
 def start(
-    command: Sequence[str],
-    descriptors: Sequence[int],
-    known: Mapping[str, Any],
-    worker_id: str,
-    index: int,
+    command: Sequence[str], descriptors: Sequence[int], known: Mapping[str, Any], member: Member, index: int
 ) -> WorkerProcess:
     """Start a worker process that inherits these descriptors, and tell it what is ``known``.
 
@@ -105,30 +141,19 @@ def start(
     """
     ours, theirs = socket.socketpair()
     link = ControlPipe(ours)
-    with theirs, os.fdopen(os.memfd_create("toc-known"), "w+b") as told:
+    with theirs, os.fdopen(os.memfd_create("toc-known"), "w+b") as told, ExitStack() as undo:
+        undo.callback(link.close)
         told.write(json.dumps(known).encode())
         told.seek(0)
-        try:
-            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-                [*command, "--link", str(theirs.fileno()), "--known", str(told.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), told.fileno(), *descriptors],
-                cwd=started_in(),
-                process_group=0,
-            )
-            try:
-                return WorkerProcess(process, link, worker_id, index)
-            except OSError:
-                process.kill()
-                process.wait()
-                raise
-        except OSError:
-            link.close()
-            raise
-
-
-def doing(child: WorkerProcess) -> str:
-    """Return the state of a worker process, as a label of the metric toc_workers."""
-    if not child.heard:
-        return "starting"
-    return "leaving" if child.leaving else "ready"
+        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [*command, "--link", str(theirs.fileno()), "--known", str(told.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno(), told.fileno(), *descriptors],
+            cwd=started_in(),
+            process_group=0,
+        )
+        undo.callback(process.wait)
+        undo.callback(process.kill)
+        child = WorkerProcess(process, link, member, index)
+        undo.pop_all()
+    return child

@@ -7,15 +7,22 @@ no longer desired      -> drop -> dropped -> release
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 
+from toc.config import Settings
+from toc.coordination.assignment import TABLES, Spread
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.presence import LocalNames
-from toc.model.topic import Slot
+from toc.coordination.rows import Members, RowsCoordinator
+from toc.coordination.zookeeper import ZooKeeperCoordinator
+from toc.loop import Loop
+from toc.model.catalog import REFRESH_SECONDS
+from toc.model.errors import TocError
+from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
+from toc.sdk.client import TimeoutCenter
 from toc.worker.control import pack
 from toc.worker.daemon.processes import Child
-from toc.worker.daemon.topics import Topics
 
 log = get_logger(__name__)
 
@@ -23,13 +30,58 @@ NEVER = 1e9
 """A monotonic time that is decades away, which JSON can say."""
 
 
-class WorkerSlots:
-    """The slots of a daemon's workers, and its place in the cluster. For the daemon's thread alone."""
+LOOK_SECONDS = 0.05
+"""How soon a new topic is noticed: a look costs a twentieth of a millisecond of the database's time."""
+LOOK_BY_ROWS_SECONDS = 0.25
+"""The same without an index, where tasks are due in a second or start up to a second late."""
 
-    def __init__(self, coordinator: Coordinator, topics: Topics, names: LocalNames) -> None:
-        self.coordinator = coordinator
-        self._topics = topics
-        self._names = names
+
+class _Topics:
+    """The topics as a daemon knows them: looked at often, and read again when one has changed. ``on_change``
+    is called when what is to be assigned has."""
+
+    def __init__(self, center: TimeoutCenter, on_change: Callable[[], None]) -> None:
+        self._center = center
+        self._on_change = on_change
+        self._pause = LOOK_SECONDS if center.settings.redis_url is not None else LOOK_BY_ROWS_SECONDS
+        self._seen: object = None
+        self._read_at = float("-inf")
+        self.loop = Loop("catalog", self._look)
+
+    def assigned(self) -> tuple[dict[str, int], dict[str, str]]:
+        """Return what must be assigned: the number of slots of each topic, and of tables; and the deliveries
+        of the topics that are not delivered to handlers."""
+        topics = self._center.catalog.known().values()
+        amounts = {topic.name: topic.slot_amount for topic in topics} | {TABLES: self._center.settings.tables}
+        others = [topic for topic in topics if topic.delivery is not Delivery.HANDLER]
+        return amounts, {topic.name: topic.delivery.value for topic in others}
+
+    def _look(self) -> float:
+        """Read the topics again if one has changed: the first task of a new one waits for its slots."""
+        try:
+            seen, now = self._center.store.topics.state(), time.monotonic()
+            if seen != self._seen or now - self._read_at >= REFRESH_SECONDS:
+                before = self.assigned()
+                self._center.catalog.refresh()
+                self._seen, self._read_at = seen, now
+                if self.assigned() != before:
+                    self._on_change()
+        except TocError as exc:
+            log.warning("topics_not_read", error=str(exc))
+            return REFRESH_SECONDS
+        return self._pause
+
+
+class WorkerSlots:
+    """The slots of a daemon's workers, and its place in the cluster. For the daemon's thread alone, which
+    ``wake`` wakes."""
+
+    def __init__(self, center: TimeoutCenter, settings: Settings, wake: Callable[[], None]) -> None:
+        self.coordinator = _coordinator(settings, center.store.members, wake)
+        self._topics = _Topics(center, wake)
+        self._names = LocalNames.of(settings.host)
+        self.name = self._names.name
+        """Returns a name for a new process of a place."""
         self._met: set[str] = set()
         """Workers of an earlier daemon of this host that have claims in our slots."""
         self.changed = True
@@ -46,10 +98,6 @@ class WorkerSlots:
         """How many workers send webhooks, as ours were told."""
         self.step_at = 0.0
         """When the coordinator wants its next call (monotonic)."""
-
-    def name(self, place: str) -> str:
-        """Return a name for a new process of that place."""
-        return self._names.name(place)
 
     def start(self) -> None:
         """Enter the cluster. Raises CoordinationUnavailable."""
@@ -68,12 +116,6 @@ class WorkerSlots:
             child.member = False
             self.changed = True
             self.coordinator.leave(child.worker_id, known_dead=known_dead)
-
-    def give_up(self, child: Child) -> None:
-        """Give the slots of a process that leaves to others. Its running tries are kept alive under its claim
-        numbers."""
-        child.held.clear()
-        self.take_out(child, known_dead=False)
 
     def dropped(self, child: Child, slots: set[Slot]) -> None:
         """Record that a process has let go of slots."""
@@ -155,3 +197,19 @@ class WorkerSlots:
                 child.link.send("take", slots=pack(granted))
             self.missing |= missing - granted
             self.incomplete |= len(granted) < len(missing)
+
+
+def _coordinator(settings: Settings, members: Members, on_change: Callable[[], None]) -> Coordinator:
+    """Return the coordinator of these settings, which is not connected yet."""
+    if not settings.zookeeper:
+        return RowsCoordinator(
+            members, host=settings.host, timeout=settings.session_timeout, on_change=on_change
+        )
+    return ZooKeeperCoordinator(
+        settings.zookeeper,
+        cluster=settings.cluster,
+        host=settings.host,
+        session_timeout=settings.session_timeout,
+        spread=Spread(settings.databases, len(settings.database_urls)),
+        on_change=on_change,
+    )

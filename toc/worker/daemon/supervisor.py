@@ -1,4 +1,13 @@
-"""The daemon: starts worker processes, watches them, and notices their deaths."""
+"""``toc worker``: checks whether the application can run here, then is the daemon, which starts worker
+processes, watches them, and notices their deaths.
+
+Suspects run alone, in a process of their own:
+
+    suspects    a worker names them     -> they wait in a line, each once
+    run         to the process          one at a time
+    begun       from it                 the run is counted on the row
+    ran         from it                 the row is written; the next may run
+"""
 
 from __future__ import annotations
 
@@ -9,68 +18,143 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from toc.config import Settings
 from toc.coordination.assignment import TABLES
+from toc.loop import watch_threads
 from toc.model.clock import Clock
+from toc.model.errors import ConfigError
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
 from toc.sdk.client import TimeoutCenter
+from toc.worker.app import NO_HANDLERS, check_servers, load_app
 from toc.worker.control import Suspect
-from toc.worker.daemon.alone import Alone
-from toc.worker.daemon.keeper import TICK_SECONDS, Keeper
-from toc.worker.daemon.monitor import Monitor
-from toc.worker.daemon.processes import SideProcesses, WorkerProcess, doing, start
-from toc.worker.daemon.state import State
-from toc.worker.daemon.successors import RESTART_CAP_SECONDS
-from toc.worker.guards.silence import SILENT_SECONDS
+from toc.worker.daemon import processes
+from toc.worker.daemon.keeper import RESTART_CAP_SECONDS, TICK_SECONDS, Keeper
+from toc.worker.daemon.monitor import Monitor, State
+from toc.worker.daemon.processes import SideProcesses, WorkerProcess
 
 log = get_logger(__name__)
 
+_PLACES = ("database_urls", "databases", "tables", "database_prefix", "redis_url", "namespace")
+"""The settings that say where tasks are stored."""
 KILL_AFTER_SECONDS = 10.0
 """How long after the shutdown deadline a worker process is killed."""
 
 
-class Daemon(Keeper[WorkerProcess]):
-    """Keeps the configured number of worker processes running, which load ``app``.
+LINGER_SECONDS = 2.0
+"""How long the process waits for the next suspect."""
+AGAIN_SECONDS = 10.0
+"""Pause before the process is started again if it has run nothing: no memory, or the app does not load."""
 
-    ``beside``: further processes. ``webhooks``: whether the workers send webhooks; ``tell``: tell a
-    developer what becomes of each task.
-    """
+
+class Alone:
+    """What the daemon's thread knows of the runs alone. It starts the process and sends the messages."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._monotonic = clock.monotonic
+        self._line: dict[int, tuple[Suspect, str]] = {}
+        """job_id -> the suspect, and how it has ended the process in which it ran alone ("": it has not)."""
+        self._passed: Suspect | None = None
+        """What the process runs."""
+        self._begun = False
+        """Whether the run of it is counted."""
+        self._runs = 0
+        """How many runs have begun in the present process."""
+        self._free_since = 0.0
+        self._start_at = 0.0
+
+    def add(self, suspects: Iterable[Suspect]) -> None:
+        """Note suspects that a worker has named."""
+        for one in suspects:
+            known = one.job_id in self._line or (self._passed and self._passed.job_id == one.job_id)
+            if not known:
+                self._line[one.job_id] = one, ""
+
+    def starts(self) -> bool:
+        """Whether to start the process now. Call it while there is none."""
+        now = self._monotonic()
+        if not self._line or now < self._start_at:
+            return False
+        self._start_at = now + AGAIN_SECONDS
+        return True
+
+    def next(self) -> tuple[Suspect, str] | None:
+        """What the process is to run next. None while it is not to: it runs one, or none waits."""
+        if self._passed is not None or not self._line:
+            return None
+        job_id = next(iter(self._line))
+        suspect, how = self._line.pop(job_id)
+        self._passed, self._begun = suspect, False
+        return suspect, how
+
+    def idle(self) -> bool:
+        """Whether the process has had nothing to run for LINGER_SECONDS."""
+        return self._passed is None and self._monotonic() - self._free_since > LINGER_SECONDS
+
+    def begun(self, crashes: int) -> None:
+        """Note that the run is counted on the row, which now has so many ``crashes``.
+
+        It is logged here: the process may not live to write its own line.
+        """
+        if self._passed is not None:
+            job_id, slot, *_ = self._passed
+            log.warning("task_quarantined", job_id=job_id, topic=slot.topic, crashes=self._passed.crashes)
+            self._passed, self._begun = self._passed._replace(crashes=crashes), True
+            self._runs += 1
+
+    def ran(self) -> None:
+        """Note that the process has nothing to run any more."""
+        self._passed = None
+        self._start_at = 0.0
+        self._free_since = self._monotonic()
+
+    def ended(self, how: str, *, by_task: bool) -> None:
+        """Note that the process has ended. ``by_task``: it died, and nothing but its task can be the cause.
+
+        If nothing else had run there, the task is guilty, which the next process writes; otherwise it runs
+        first there.
+        """
+        if self._passed is not None and self._begun and by_task:
+            guilty = how if self._runs == 1 else ""
+            self._line = {self._passed.job_id: (self._passed, guilty), **self._line}
+            self._start_at = 0.0
+        self._passed, self._runs = None, 0
+
+
+class Daemon(Keeper[WorkerProcess]):
+    """Keeps the configured number of worker processes running. Its parameters are those of ``run_daemon``."""
 
     def __init__(
         self,
         app: str,
         center: TimeoutCenter,
         settings: Settings,
+        beside: SideProcesses | None,
         *,
-        monitor: Monitor,
-        beside: SideProcesses | None = None,
-        webhooks: bool = False,
-        tell: bool = False,
+        webhooks: bool,
+        tell: bool,
     ) -> None:
-        served = {Delivery.HANDLER.value} | ({Delivery.WEBHOOK.value} if webhooks else set())
-        self._processes = settings.processes + (beside.processes if beside else 0)
+        self.monitor = Monitor(center, settings)
+        self.beside = beside or SideProcesses("", 0, ())
+        self._processes = settings.processes + self.beside.processes
         """How many processes there should be: the workers, and after them the processes of
         ``beside``."""
-        super().__init__(
-            center,
-            settings,
-            workers=self._processes,
-            serves=frozenset(served) | (beside.deliveries if beside else frozenset()),
-            metrics=monitor.address,
-        )
-        self.app = app
-        self.monitor = monitor
-        self.beside = beside
-        self.webhooks = webhooks
-        self.tell = tell
-        store = center.store
+        served = {
+            Delivery.HANDLER.value,
+            *self.beside.deliveries,
+            *([Delivery.WEBHOOK.value] if webhooks else ()),
+        }
+        address = self.monitor.address
+        super().__init__(center, settings, workers=self._processes, serves=frozenset(served), metrics=address)
+        self._command = [sys.executable, "-m", "toc.worker.process", "--app", app]
+        self._options = [*(["--webhooks"] if webhooks else ()), *(["--tell"] if tell else ())]
+        identity = center.store.identity
         # The processes get these from us, because the server may be away when they start.
-        self._known = {"identity": store.identity.get(), "lease_secret": store.identity.lease_secret().hex()}
+        self._known = {"identity": identity.get(), "lease_secret": identity.lease_secret().hex()}
         self._reported_at = float("-inf")
         self._alone = Alone(Clock())
         self._signals = 0
@@ -79,7 +163,7 @@ class Daemon(Keeper[WorkerProcess]):
 
     def run(self) -> int:
         """Supervise until SIGTERM, SIGINT or SIGHUP. Returns the exit code."""
-        signal.set_wakeup_fd(self._bell.rope, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self.bell.rope, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 signal.signal(number, self._on_signal)
@@ -120,7 +204,7 @@ class Daemon(Keeper[WorkerProcess]):
         elif kind == "ran":
             self._alone.ran()
         elif kind == "leaving" and child.recycled and child.index != self._alone_index:
-            self._successors.start_in(child.index, 0.0)
+            self._start_in(child.index, 0.0)
 
     # --- what the monitor shows
 
@@ -137,7 +221,7 @@ class Daemon(Keeper[WorkerProcess]):
             State(
                 now,
                 self._processes,
-                workers=Counter(doing(one) for one in children if one.index != self._alone_index),
+                workers=Counter(one.doing for one in children if one.index != self._alone_index),
                 owned=_without_tables(held),
                 moving=_without_tables(moving),
                 unowned=_without_tables(self._slots.coordinator.unowned()),
@@ -152,9 +236,9 @@ class Daemon(Keeper[WorkerProcess]):
 
     def _run_alone(self) -> None:
         """Have one suspect after the other run in a process of their own, which ends when none is left."""
-        child = next((one for one in self._children.values() if one.index == self._alone_index), None)
         if self._stop_at is not None:
             return
+        child = next((one for one in self._children.values() if one.index == self._alone_index), None)
         if child is None:
             if self._alone.starts():
                 self._spawn(self._alone_index)
@@ -177,26 +261,31 @@ class Daemon(Keeper[WorkerProcess]):
 
     def _spawn(self, index: int) -> None:
         number, alone = index - self.settings.processes, index == self._alone_index
-        name = f"{self.beside.name}{number}" if self.beside and number >= 0 else str(index)
-        worker_id = self._slots.name(f"{self.settings.host}-{'alone' if alone else name}")
-        if self.beside and number >= 0 and not alone:
-            command, inherited = [*self.beside.command], self.beside.descriptors
+        command = [*self._command, "--threads", "1" if alone else str(self.settings.threads)]
+        inherited: tuple[int, ...] = ()
+        if alone:
+            name = "alone"
+        elif number < 0:
+            name = str(index)
+            command += self._options
         else:
-            command, inherited = [sys.executable, "-m", "toc.worker.process", "--app", self.app], ()
-            command += ["--threads", "1" if alone else str(self.settings.threads)]
-            command += ["--webhooks"] if self.webhooks and not alone else []
-            command += ["--tell"] if self.tell and not alone else []
+            name, command, inherited = (
+                f"{self.beside.name}{number}",
+                [*self.beside.command],
+                self.beside.descriptors,
+            )
+        worker_id = self._slots.name(f"{self.settings.host}-{name}")
         try:
             with self.monitor.board(worker_id) as board:
                 command += ["--worker-id", worker_id, "--board", str(board)]
                 topics = [topic.values() for topic in self.center.catalog.known().values()]
                 known = {**self._known, "topics": topics}
-                child = start(command, [board, *inherited], known, worker_id, index)
+                child = processes.start(command, [board, *inherited], known, self._member(worker_id), index)
         except OSError as exc:  # no memory, no more processes or files: running workers continue
             self.monitor.ended(worker_id)
             log.warning("worker_not_started", error=str(exc))
             if not alone:
-                self._successors.start_in(index, RESTART_CAP_SECONDS)
+                self._start_in(index, RESTART_CAP_SECONDS)
             return
         self._add(child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, (child, self._bury))
@@ -215,7 +304,7 @@ class Daemon(Keeper[WorkerProcess]):
         if not child.left:
             # Before wait(): until then, the number cannot belong to another process group.
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(child.process.pid, signal.SIGKILL)
+                os.killpg(child.pid, signal.SIGKILL)
         code = child.process.wait()
         if self._stop_at is not None and not child.heard and child.unfit is None:
             child.left = True  # it was told to stop while it started
@@ -223,16 +312,15 @@ class Daemon(Keeper[WorkerProcess]):
         if child.heard and not child.left and (alone or self._consumes(child)):
             child.member = True  # publish the death even if it was leaving
         self._slots.take_out(child, known_dead=not child.left)
+        about = {"worker": child.worker_id, "pid": child.pid}
         if alone:
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            how = "left" if child.left else f"signal {-code}" if code < 0 else f"exit code {code}"
             self._alone.ended(how, by_task=not (child.left or child.stuck))
-            about = {"worker": child.worker_id, "pid": child.process.pid}
-            log.info("alone_ended", how="left" if child.left else how, unfit=child.unfit, **about)
+            log.info("alone_ended", how=how, unfit=child.unfit, **about)
             return
         WORKER_EXITS.of("died" if not child.left else "recycled" if child.recycled else "left").add()
         succeeded = any(other.index == child.index for other in self._children.values())
-        again = 0.0 if succeeded or self._stop_at is not None else self._successors.backoff(child)
-        about = {"worker": child.worker_id, "pid": child.process.pid}
+        again = 0.0 if succeeded or self._stop_at is not None else self._backoff(child)
         if child.left:
             log.info("worker_left", **about)
         elif child.unfit is None:
@@ -247,7 +335,7 @@ class Daemon(Keeper[WorkerProcess]):
             self._exit_code = child.unfit["exit_code"]
             self._stop()
         elif not succeeded:
-            self._successors.start_in(child.index, again)
+            self._start_in(child.index, again)
 
     def _look_after(self) -> None:
         """Handle signals, silence and deadlines."""
@@ -264,18 +352,18 @@ class Daemon(Keeper[WorkerProcess]):
             silent = child.silence.look() if child.heard else 0.0  # not yet heard: it loads the application
             if late:
                 self._kill(child, "it did not end in time")
-            elif silent > SILENT_SECONDS:
+            elif silent > processes.SILENT_SECONDS:
                 self._kill(child, f"it was silent for {silent:.0f} s")
 
     def _kill(self, child: WorkerProcess, why: str) -> None:
         if not child.killed:
             child.killed = True
-            log.error("worker_killed", worker=child.worker_id, pid=child.process.pid, reason=why)
+            log.error("worker_killed", worker=child.worker_id, pid=child.pid, reason=why)
             child.process.kill()
 
     def _stop(self) -> None:
         log.info("daemon_stopping", workers=len(self._children))
-        for descriptor in self.beside.descriptors if self.beside else ():
+        for descriptor in self.beside.descriptors:
             os.close(descriptor)  # a listening socket left open here would accept clients that nobody serves
         super()._stop()
         for child in self._children.values():
@@ -283,7 +371,41 @@ class Daemon(Keeper[WorkerProcess]):
                 # A process reads the link only after its start, which may take too long, so it gets
                 # SIGTERM too. A process that has just started leaves in good order after either of
                 # them.
-                os.kill(child.process.pid, signal.SIGTERM)
+                os.kill(child.pid, signal.SIGTERM)
+
+
+def run_daemon(
+    app: str,
+    settings: Settings,
+    beside: SideProcesses | None = None,
+    *,
+    webhooks: bool = False,
+    tell: bool = False,
+) -> int:
+    """Run the daemon for ``app`` until it is told to stop. Returns the exit code.
+
+    ``beside``: further processes that it keeps running. ``webhooks``: its workers also send webhooks.
+    ``tell``: they tell a developer what becomes of each task.
+
+    Raises, before it starts anything: AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or
+    ConfigError, also for an address at which it cannot listen.
+    """
+    center = load_app(app)
+    try:
+        other = [name for name in _PLACES if getattr(center.settings, name) != getattr(settings, name)]
+        if other:
+            raise ConfigError(
+                f"--app {app!r}: its TimeoutCenter and this command differ in {', '.join(other)}; give both "
+                f"the same, best with TOC_* variables or toc.toml, which TimeoutCenter() reads"
+            )
+        check_servers(center, handlers=app != NO_HANDLERS)
+        if webhooks and not settings.secret_key:
+            log.warning("webhooks_without_key")
+        daemon = Daemon(app, center, settings, beside, webhooks=webhooks, tell=tell)
+        watch_threads()
+        return daemon.run()
+    finally:
+        center.close()
 
 
 def _without_tables(slots: Collection[Slot]) -> frozenset[Slot]:

@@ -22,8 +22,7 @@ from toc.observe.log import get_logger
 from toc.store.servers.shards import Trouble
 from toc.store.tasks.bodies import BODY_BYTES
 from toc.worker.entry import Entry, State
-from toc.worker.settle.finish import Finisher
-from toc.worker.settle.flush import IDLE_SECONDS, RETRY_SECONDS
+from toc.worker.settle.finish import IDLE_SECONDS, RETRY_SECONDS, Finisher
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
@@ -39,21 +38,15 @@ Fetched = tuple[list[Entry], dict[int, Body]]
 
 
 class _Request:
-    """The bodies that a batch needs."""
+    """The bodies that a batch needs. ``then`` is called once with what has come of them."""
 
-    def __init__(self, entries: Sequence[Entry], on_answer: Callable[[], None]) -> None:
+    def __init__(self, entries: Sequence[Entry], then: Callable[[Fetched], None]) -> None:
         self.entries = entries
         self.wanted = [entry for entry in entries if entry.row.body_length >= 0]
-        self.on_answer = on_answer
-        """Called after each answer."""
+        self.then = deque([then])
+        """Empty once it is called: then nobody waits for further answers."""
         self.found: dict[int, Content | Trouble | None] = {}
-        self.over = False
-        """Whether nobody waits for further answers."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every body was read, or is known to be gone or unreadable."""
-        return len(self.found) == len(self.wanted)
+        """What was read, is gone (None), or why it cannot be read."""
 
 
 class BodyReader:
@@ -85,24 +78,7 @@ class BodyReader:
 
         Returns a function that ends the waiting: to be called after ``patience``, on any thread.
         """
-        once = deque([None])
-
-        def end() -> None:
-            try:
-                once.pop()
-            except IndexError:  # another thread has ended it
-                return
-            then(self._fetched(request))
-
-        def on_answer() -> None:
-            if request.complete:
-                end()
-
-        request = _Request(entries, on_answer)
-        self._ask(request)
-        return end
-
-    def _ask(self, request: _Request) -> None:
+        request = _Request(entries, then)
         numbers = set()
         for entry in request.wanted:
             number = self._tools.store.server_of(entry.job_id) if len(self.loops) > 1 else 0
@@ -110,6 +86,7 @@ class BodyReader:
             numbers.add(number)
         for number in numbers:
             self.loops[number].wake()
+        return partial(self._end, request)
 
     def _read(self, wanted: deque[tuple[Entry, _Request]]) -> float:
         """Read what is wanted of one server, within the bound. Returns the seconds until the next call."""
@@ -117,7 +94,7 @@ class BodyReader:
         size = 0
         while wanted and (not part or size + wanted[0][0].row.body_length <= BODY_BYTES):
             one = wanted.popleft()
-            if not one[1].over:
+            if one[1].then:
                 part.append(one)
                 size += one[0].row.body_length
         if not part:
@@ -128,12 +105,20 @@ class BodyReader:
             content = answers.get(entry.job_id)
             request.found[entry.job_id] = answers.unanswered.get(entry.job_id) if content is None else content
         for request in {id(request): request for _, request in part}.values():
-            request.on_answer()
+            if len(request.found) == len(request.wanted):
+                self._end(request)
         return 0.0 if wanted else IDLE_SECONDS
 
+    def _end(self, request: _Request) -> None:
+        """Answer a request, unless another thread has. Later answers to it do not count any more."""
+        try:
+            then = request.then.pop()
+        except IndexError:
+            return
+        then(self._fetched(request))
+
     def _fetched(self, request: _Request) -> Fetched:
-        """Sort the entries of a request, whose later answers do not count any more."""
-        request.over = True
+        """Sort the entries of a request."""
         found, request.found = request.found, {}  # what ends the waiting is kept for as long as it may last
         ready: list[Entry] = []
         bodies: dict[int, Body] = {}

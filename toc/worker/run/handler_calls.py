@@ -1,4 +1,5 @@
-"""What surrounds the call of a handler, on a thread or on the event loop.
+"""What threads and event loop have in common: the lines in which entries wait for a handler, and what
+surrounds its call.
 
 Before it: the last look at the entries, and the tasks that the handler gets. After it: what its answer means
 for each task, and the report to the finisher.
@@ -7,22 +8,23 @@ for each task, and the report to the finisher.
 from __future__ import annotations
 
 import inspect
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any
 
 from toc.model.errors import UnreadableTask
-from toc.model.lateness import LATE_MS
+from toc.model.lateness import LATE_MS, Cause
 from toc.model.raised import Raised, raised
 from toc.model.task import Body, Task
-from toc.model.topic import Delivery
+from toc.model.topic import Delivery, Slot
 from toc.model.verdict import has_expired
 from toc.observe.log import Stack, get_logger
+from toc.worker import guards
 from toc.worker.entry import Crowd, Entry
-from toc.worker.guards import copies, damage
 from toc.worker.run.bodies import BodyReader
 from toc.worker.settle.finish import Finisher
-from toc.worker.take.early import EarlyEntries
 from toc.worker.take.feedback import WantedRoom
 from toc.worker.tools import Tools
 
@@ -31,18 +33,68 @@ log = get_logger(__name__)
 TaskBodies = Mapping[int, Body]
 NO_BODIES: TaskBodies = {}
 
+START_WITHIN_SECONDS = 0.1
+"""How far ahead the poller takes: as many entries as can start within this time."""
+FIRST_GUESS_SECONDS = 0.005
+"""Assumed run time of a handler that has not run yet."""
+PEAK_SECONDS = 1.0
+"""For how long it counts how many ran at once. Handlers often end together: now is not enough."""
+LONG_SECONDS = 0.1
+"""Handlers that take longer keep their threads; with shorter ones it is the number of tasks that counts."""
 
-@dataclass(kw_only=True, eq=False)
+
+@dataclass(eq=False, slots=True)
+class Line:
+    """The entries of one topic that wait. Its owner locks it."""
+
+    topic: str
+    waiting: deque[Entry] = field(default_factory=deque)
+    running: int = 0
+    """How many calls of its handler run."""
+    seconds: float = FIRST_GUESS_SECONDS
+    """Moving average of the time that a run of the handler takes."""
+    peak: int = 0
+    """How many ran at once at the most since ``peak_since`` (monotonic), and in the time before."""
+    peak_before: int = 0
+    peak_since: float = 0.0
+
+    def note_run(self, seconds: float) -> None:
+        """Add a run to the average."""
+        self.seconds += (max(seconds, 1e-5) - self.seconds) * 0.1
+
+    def most_running(self) -> int:
+        """Return how many ran at once a moment ago at most."""
+        now = monotonic()
+        if now - self.peak_since > max(PEAK_SECONDS, 2 * self.seconds):
+            self.peak_before, self.peak, self.peak_since = self.peak, self.running, now
+        return max(self.peak_before, self.peak)
+
+    def crowd(self, most: int, concurrency: int) -> Crowd:
+        """What keeps its entries, of which so many ran at once: the topic's concurrency (0: none), or their
+        number."""
+        if concurrency and most >= concurrency:
+            return Cause.CONCURRENCY, f"{concurrency} at once, {self.seconds:.2g} s each"
+        return Cause.BACKLOG, f"{len(self.waiting)} were taken and waited"
+
+    def withdraw(self, slots: set[Slot] | None) -> list[Entry]:
+        """Remove and return the entries of these slots (None: all)."""
+        taken: list[Entry] = []
+        kept: deque[Entry] = deque()
+        for entry in self.waiting:
+            (taken if slots is None or entry.slot in slots else kept).append(entry)
+        self.waiting = kept
+        return taken
+
+
+@dataclass(eq=False)
 class HandlerCalls:
     """Decides which entries may start, and reports how their tries ended; and what those need that run
     handlers. Thread-safe."""
 
     tools: Tools
     finisher: Finisher
-    early: EarlyEntries
     bodies: BodyReader
     wanted: WantedRoom
-    recycle: Callable[[str], None]
     crowd: Callable[[str], Crowd]
 
     def concurrency(self, topic: str) -> int:
@@ -72,7 +124,7 @@ class HandlerCalls:
                     entry.crowd = self.crowd(entry.topic.name)
                 due.append(entry)
         if early:
-            self.early.put(early)
+            self.tools.early.put(early)
         if expired:
             self.finisher.expire(expired)
         return due
@@ -104,14 +156,14 @@ class HandlerCalls:
                     about = {"job_id": entry.job_id, "topic": entry.topic.name, "error": what.name}
                     log.debug("handler_raised", stack=Stack(error), **about)
                 self.finisher.ended(entry, what)
-        if any(what.until is None for what in texts.values()) and (why := damage.found()):
-            self.recycle(why)
+        if any(what.until is None for what in texts.values()) and (why := guards.damage()):
+            self.tools.recycle(why)
 
     def _check_process(self, entry: Entry, error: BaseException | None) -> None:
         """End the process if the handler has made a copy of it, or has closed its descriptors."""
-        copies.end_if_copy(error)
+        guards.end_if_copy(error)
         if entry.handler.delivery is not Delivery.WEBHOOK:  # toc's own handler closes none
-            damage.check_descriptors()
+            guards.check_descriptors()
 
 
 def task_for(entry: Entry, bodies: TaskBodies) -> Task:
@@ -138,20 +190,23 @@ def tasks_for(
     return tasks
 
 
-def check_done(outcome: Any) -> None:
-    """Raise TypeError if a handler returned an awaitable or a generator, which has yet to run."""
-    if outcome is not None and (inspect.isawaitable(outcome) or inspect.isgenerator(outcome)):
+def errors_of(outcome: Any, batch: Sequence[Entry | Task] | None) -> Mapping[int, BaseException | None]:
+    """Which tasks of a batch have failed, as its handler returned it; none where ``batch`` is None: then the
+    handler got one task.
+
+    Raises TypeError if it returned an awaitable or a generator, which has yet to run, or for a batch
+    anything else that it must not.
+    """
+    if outcome is None:
+        return {}
+    if inspect.isawaitable(outcome) or inspect.isgenerator(outcome):
         if inspect.iscoroutine(outcome):
             outcome.close()  # else Python warns that it was never awaited
         raise TypeError(
             "the handler returned a coroutine or generator that is never run; declare it with `async def`, "
             "and await what it calls"
         )
-
-
-def per_task(outcome: Any, batch: Sequence[Entry | Task]) -> Mapping[int, BaseException | None]:
-    """The outcome of each task as a batch handler returned it. Raises TypeError if that is malformed."""
-    if outcome is None:
+    if batch is None:
         return {}
     if not isinstance(outcome, Mapping) or not all(
         error is None or issubclass(type(error), BaseException) for error in outcome.values()

@@ -1,4 +1,5 @@
-"""The event loop that runs coroutines, and the lines in which entries wait for it.
+"""The event loop that runs coroutines, each in an asyncio task that other handlers cannot cancel, and the
+lines in which entries wait for it.
 
 Entries wait only where their topic limits how many coroutines run at once (``concurrency``), and until the
 event loop has seen them: a handler may block it, and what waits can be withdrawn.
@@ -7,10 +8,12 @@ event loop has seen them: a handler may block it, and what waits can be withdraw
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import traceback
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import Context
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -21,21 +24,11 @@ from toc.model.lateness import Cause
 from toc.model.raised import Delivered, Disturbed
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
+from toc.worker import guards
 from toc.worker.entry import Crowd, Entry
-from toc.worker.guards import copies
-from toc.worker.guards.loopwatch import LoopWatch
+from toc.worker.run import handler_calls
 from toc.worker.run.bodies import Fetched
-from toc.worker.run.coroutine import HandlerTask
-from toc.worker.run.handler_calls import (
-    NO_BODIES,
-    HandlerCalls,
-    TaskBodies,
-    check_done,
-    per_task,
-    task_for,
-    tasks_for,
-)
-from toc.worker.run.line import LONG_SECONDS, START_WITHIN_SECONDS, Line
+from toc.worker.run.handler_calls import NO_BODIES, HandlerCalls, Line, TaskBodies
 
 log = get_logger(__name__)
 
@@ -69,8 +62,59 @@ class _LoopLine(Line):
     """``waiting_remotely`` of its handler."""
     taken: int = 0
     """Entries that were put here and have not ended."""
-    calls: int = 0
-    """Coroutines that run. Only the event loop's thread changes it."""
+
+
+_running: ContextVar[Entry | None] = ContextVar("toc_running", default=None)
+"""The entry for which a coroutine runs. Callbacks and tasks that the coroutine creates inherit it."""
+_refusal_logged: ContextVar[bool] = ContextVar("toc_refusal_logged", default=False)
+
+
+class HandlerTask(asyncio.Task[None]):
+    """Runs the handler of one entry, or of a batch that begins with it. Other handlers cannot cancel it.
+
+    The context tells where a cancel comes from. If another handler breaks off a try nevertheless, that counts
+    as a crash but uses up no try (``Disturbed``). After several of them the task runs alone, where only the
+    task itself can break off its try.
+
+    Usually the handler itself cancels it, for example by a timeout. A cancel by another handler,
+    most likely in a loop over ``asyncio.all_tasks()``, is refused as if the task had ended. A
+    cancel from an unknown source, such as a thread that a handler started, takes effect, but only
+    after the first step: before that, nothing would report the end of the task. ``disturbed``:
+    there was a cancel of either kind, so a CancelledError is not the handler's own; tasks that it
+    awaits may have been cancelled.
+    """
+
+    def __init__(
+        self, call: Coroutine[Any, Any, None], entry: Entry, loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self.entry = entry
+        self.disturbed = False
+        self.begun = False
+        super().__init__(call, loop=loop, context=Context())  # what other tries have set is not seen here
+
+    def begin(self) -> None:
+        """The first step, called inside the task."""
+        self.begun = True
+        _running.set(self.entry)
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the task unless another handler calls. Returns whether it was cancelled."""
+        asks = _running.get()
+        if asks is self.entry:
+            self.disturbed = False
+            return super().cancel(msg)
+        self.disturbed = self.disturbed or not self.cancelling()
+        if asks is None and self.begun:
+            return super().cancel(msg)
+        if asks is not None and not _refusal_logged.get():  # log once: there may be thousands
+            _refusal_logged.set(True)
+            log.warning("cancel_refused", job_id=asks.job_id, topic=asks.topic.name)
+        return False
+
+    def end(self) -> None:
+        """Cancel the task because max_runtime is over: its own failure, even if it was disturbed."""
+        self.disturbed = False
+        super().cancel("max_runtime is over")
 
 
 class HandlerLoop:
@@ -93,7 +137,10 @@ class HandlerLoop:
         self._loop = WatchedEventLoop()
         self._loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
         self._thread = watched_thread(NAME, self._run, lambda: self._closed)
-        self._watch = LoopWatch(self._loop, self._thread)
+        self._answered = True
+        """Whether the event loop has answered what ``look`` asked."""
+        self._silent = 0
+        """Looks in a row at which it had not."""
 
     def start(self) -> None:
         """Start the event loop's thread."""
@@ -125,7 +172,7 @@ class HandlerLoop:
         line = self.lines[topic]
         limit = self._limit
         if concurrency := self._calls.concurrency(topic):
-            soon = concurrency * line.size * (1 + START_WITHIN_SECONDS / line.seconds)
+            soon = concurrency * line.size * (1 + handler_calls.START_WITHIN_SECONDS / line.seconds)
             limit = int(min(limit, soon))
         room = limit - line.taken
         if line.waiting_remotely is not None:
@@ -142,21 +189,50 @@ class HandlerLoop:
 
     def load(self) -> dict[str, tuple[int, int]]:
         """For each topic, how many coroutines run (a batch counts as one) and how many entries wait."""
-        return {topic: (line.calls, len(line.waiting)) for topic, line in self.lines.items()}
+        return {topic: (line.running, len(line.waiting)) for topic, line in self.lines.items()}
 
-    def crowd(self, topic: str, concurrency: int) -> Crowd:
+    def crowd(self, topic: str) -> Crowd:
         """What keeps entries of a topic from running sooner."""
         line = self.lines[topic]
-        crowd = line.crowd(line.most_running(line.calls), concurrency)
-        if line.waiting_remotely is not None and line.calls >= AHEAD // 2:
-            return Cause.TARGET, f"{line.calls} requests run or wait for targets"
-        if crowd[0] is Cause.CONCURRENCY or line.taken < self._limit or line.seconds < LONG_SECONDS:
+        crowd = line.crowd(line.most_running(), self._calls.concurrency(topic))
+        if line.waiting_remotely is not None and line.running >= AHEAD // 2:
+            return Cause.TARGET, f"{line.running} requests run or wait for targets"
+        if (
+            crowd[0] is Cause.CONCURRENCY
+            or line.taken < self._limit
+            or line.seconds < handler_calls.LONG_SECONDS
+        ):
             return crowd
         return Cause.THREADS, f"{line.taken} of {self._limit} coroutines, {line.seconds:.2g} s each"
 
     def look(self) -> None:
-        """Find out whether a coroutine blocks the event loop. One thread calls this once a second."""
-        self._watch.look(busy=any(line.taken for line in self.lines.values()))
+        """Report a step of a coroutine that blocks the event loop: no other one runs meanwhile. One thread
+        calls this once a second.
+
+        It asks the event loop to answer. A single missed answer proves nothing: the whole process may have
+        been stopped.
+        """
+        if not self._answered:
+            self._silent += 1
+            if self._silent == 2:
+                log.warning("event_loop_blocked", **self._culprit())
+            return
+        self._silent = 0
+        if any(line.taken for line in self.lines.values()):
+            self._answered = False
+            self._loop.call_soon_threadsafe(setattr, self, "_answered", True)
+
+    def _culprit(self) -> dict[str, object]:
+        """Return what blocks the event loop: the stack, and the task if its own coroutine runs (not a child
+        task or callback)."""
+        about: dict[str, object] = {}
+        task = asyncio.current_task(self._loop)
+        if isinstance(task, HandlerTask):
+            about = {"job_id": task.entry.job_id, "topic": task.entry.topic.name}
+        frame = sys._current_frames().get(self._thread.ident or 0)
+        if frame is not None:
+            about["stack"] = "".join(traceback.format_stack(frame))
+        return about
 
     def put(self, entries: Sequence[Entry]) -> list[Entry]:
         """Put entries into the lines of their topics. Returns those whose topic has none."""
@@ -203,12 +279,12 @@ class HandlerLoop:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        copies.runs_here(self._loop)
+        guards.runs_here(self._loop)
         self._loop.run_forever()
         while not self._closed:
             # A handler has stopped the loop. The coroutines of other tasks run on it and must not wait.
             log.error("event_loop_stopped")
-            self._calls.recycle("a handler stopped the event loop")
+            self._calls.tools.recycle("a handler stopped the event loop")
             self._loop.run_forever()
         if not asyncio.all_tasks(self._loop):  # else they were given up, perhaps while they clean up
             self._loop.close()
@@ -228,7 +304,7 @@ class HandlerLoop:
             return  # the topic was given up meanwhile, so nothing of it waits
         while True:
             with self._lock:
-                most = (concurrency - line.calls) * line.size if concurrency else len(line.waiting)
+                most = (concurrency - line.running) * line.size if concurrency else len(line.waiting)
                 taken = [line.waiting.popleft() for _ in range(min(most, len(line.waiting)))]
             if not taken:
                 return
@@ -237,16 +313,13 @@ class HandlerLoop:
             if len(due) < len(plain):
                 self._done(line, len(plain) - len(due))
             for first in range(0, len(due), line.size):
-                line.calls += 1
-                line.peak = max(line.peak, line.calls)
                 self._begin_batch(line, due[first : first + line.size], NO_BODIES)
             if len(plain) == len(taken):
                 continue
             rest = [entry for entry in taken if entry.row.body_length >= 0]
             for first in range(0, len(rest), line.size):
                 batch = rest[first : first + line.size]
-                line.calls += 1
-                line.peak = max(line.peak, line.calls)
+                line.running += 1  # while its bodies are read, too
                 give_up = self._calls.bodies.fetch_async(batch, partial(self._have_fetched, line, len(batch)))
                 self._loop.call_later(self._calls.bodies.patience, give_up)
 
@@ -256,17 +329,18 @@ class HandlerLoop:
 
     def _begin_fetched(self, line: _LoopLine, count: int, whole: list[Entry], bodies: TaskBodies) -> None:
         """Begin what is left of a batch of ``count`` entries, now that their bodies are here."""
+        line.running -= 1
         due = self._calls.last_look(whole, self._clock.monotonic())  # after the reading: the last look
         if len(due) < count:
             self._done(line, count - len(due))
         if due:
             self._begin_batch(line, due, bodies)
-            return
-        line.calls -= 1
-        if line.waiting:
+        elif line.waiting:
             self._start_waiting(line.topic)
 
     def _begin_batch(self, line: _LoopLine, batch: list[Entry], bodies: TaskBodies) -> None:
+        line.running += 1
+        line.peak = max(line.peak, line.running)
         task = HandlerTask(self._await_batch(batch, bodies, line), batch[0], self._loop)
         for entry in batch:
             self._tasks[entry.job_id] = task
@@ -278,35 +352,30 @@ class HandlerLoop:
         errors: dict[int, BaseException | None] = {}
         try:
             if handler.batch is None:
-                outcome = await handler.call(task_for(batch[0], bodies))
+                outcome = await handler.call(handler_calls.task_for(batch[0], bodies))
                 if isinstance(outcome, Delivered):
                     batch[0].delivered = outcome
                 else:
-                    check_done(outcome)
+                    handler_calls.errors_of(outcome, None)
             else:
-                outcome = await handler.call(tasks_for(batch, bodies, errors))
-                errors = {**per_task(outcome, batch), **errors}
+                outcome = await handler.call(handler_calls.tasks_for(batch, bodies, errors))
+                errors = {**handler_calls.errors_of(outcome, batch), **errors}
         except BaseException as exc:
             errors = dict.fromkeys((entry.job_id for entry in batch), exc)
         try:
             for entry in batch:
                 self._tasks.pop(entry.job_id, None)
-            self._calls.returned(
-                batch, {job_id: self._judged(error, task) for job_id, error in errors.items()}
-            )
-            line.calls -= 1
+            for job_id, error in errors.items() if task.disturbed else ():
+                if issubclass(type(error), asyncio.CancelledError):
+                    errors[job_id] = Disturbed("another handler of its process cancelled it")
+            self._calls.returned(batch, errors)
+            line.running -= 1
             line.note_run(self._clock.monotonic() - batch[0].started)
             self._done(line, len(batch))
             if line.waiting:
                 self._start_waiting(batch[0].topic.name)
         except BaseException as exc:
             dies(NAME, exc)  # asyncio would only log it
-
-    def _judged(self, error: BaseException | None, task: HandlerTask) -> BaseException | None:
-        """The error to report: Disturbed if another handler caused it."""
-        if task.disturbed and issubclass(type(error), asyncio.CancelledError):
-            return Disturbed("another handler of its process cancelled it")
-        return error
 
     def _done(self, line: _LoopLine, count: int) -> None:
         """Count entries that have ended."""

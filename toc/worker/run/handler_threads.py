@@ -17,16 +17,8 @@ from toc.loop import watched_thread
 from toc.model.lateness import Cause
 from toc.model.topic import Slot
 from toc.worker.entry import Crowd, Entry
-from toc.worker.run.handler_calls import (
-    NO_BODIES,
-    HandlerCalls,
-    TaskBodies,
-    check_done,
-    per_task,
-    task_for,
-    tasks_for,
-)
-from toc.worker.run.line import LONG_SECONDS, START_WITHIN_SECONDS, Line
+from toc.worker.run import handler_calls
+from toc.worker.run.handler_calls import NO_BODIES, HandlerCalls, Line, TaskBodies
 
 MAX_WAITING = 2000
 """Most entries of one topic that wait for a thread, however fast its handler is. Bounds memory."""
@@ -34,8 +26,6 @@ MAX_WAITING = 2000
 
 @dataclass(eq=False, slots=True)
 class _ThreadLine(Line):
-    running: int = 0
-    """Threads that run its handler."""
     threads: int = 0
     """Most threads that it may occupy, whatever other topics do. Cached: each task reads it."""
 
@@ -98,7 +88,7 @@ class HandlerThreads:
         """
         line = self._lines[topic]
         threads = self._threads_for(line)
-        ahead = int(START_WITHIN_SECONDS * threads / line.seconds)
+        ahead = int(handler_calls.START_WITHIN_SECONDS * threads / line.seconds)
         waiting = len(line.waiting)
         if waiting > min(ahead, MAX_WAITING) // 2:
             return 0
@@ -108,18 +98,17 @@ class HandlerThreads:
         """For each topic, how many threads run its handler, and how many entries wait."""
         return {topic: (line.running, len(line.waiting)) for topic, line in self._lines.items()}
 
-    def crowd(self, topic: str, concurrency: int) -> Crowd:
+    def crowd(self, topic: str) -> Crowd:
         """What keeps entries of a topic from running sooner."""
         line = self._lines[topic]
-        most = line.most_running(line.running)
-        crowd = line.crowd(most, concurrency)
+        most = line.most_running()
+        crowd = line.crowd(most, self._calls.concurrency(topic))
         longest = max(self._lines.values(), key=lambda one: one.running * one.seconds)
         has_room = most < self._threads_for(line)
-        if crowd[0] is Cause.CONCURRENCY or has_room or longest.seconds < LONG_SECONDS:
+        if crowd[0] is Cause.CONCURRENCY or has_room or longest.seconds < handler_calls.LONG_SECONDS:
             return crowd
         ran = max(longest.peak_before, longest.peak)
-        about = f"{ran} of {self._size} ran {longest.topic}, {longest.seconds:.2g} s each"
-        return Cause.THREADS, about
+        return Cause.THREADS, f"{ran} of {self._size} ran {longest.topic}, {longest.seconds:.2g} s each"
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Put entries into their lines."""
@@ -187,14 +176,14 @@ class HandlerThreads:
         """What the thread runs next: empty when closed, None if it is to sleep. Call under the lock."""
         if self._closed:
             return []
-        line = self._next_line()
-        if line is None:
+        for _ in range(len(self._turns)):
+            line = self._turns.popleft()
+            if line.running < self._threads_for(line):
+                break
+            self._turns.append(line)
+        else:
             self._idle += 1
             return None
-        return self._first_of(line)
-
-    def _first_of(self, line: _ThreadLine) -> list[Entry]:
-        """Take the next entry or batch from a line. Call under the lock."""
         first = line.waiting.popleft()
         batch = [first]
         size = first.handler.batch
@@ -208,15 +197,6 @@ class HandlerThreads:
         if line.running > line.peak:
             line.peak = line.running
         return batch
-
-    def _next_line(self) -> _ThreadLine | None:
-        """Remove from the turns, and return, the first line that may use another thread."""
-        for _ in range(len(self._turns)):
-            line = self._turns.popleft()
-            if line.running < self._threads_for(line):
-                return line
-            self._turns.append(line)
-        return None
 
     # --- a thread's work
 
@@ -241,7 +221,9 @@ class HandlerThreads:
 
     def _run_one(self, entry: Entry, bodies: TaskBodies) -> None:
         try:
-            check_done(Context().run(entry.handler.call, task_for(entry, bodies)))
+            handler_calls.errors_of(
+                Context().run(entry.handler.call, handler_calls.task_for(entry, bodies)), None
+            )
         except BaseException as exc:
             self._calls.returned([entry], {entry.job_id: exc})
         else:
@@ -250,9 +232,8 @@ class HandlerThreads:
     def _run_batch(self, batch: list[Entry], bodies: TaskBodies) -> None:
         unreadable: dict[int, BaseException | None] = {}
         try:
-            outcome = Context().run(batch[0].handler.call, tasks_for(batch, bodies, unreadable))
-            check_done(outcome)
-            errors = {**per_task(outcome, batch), **unreadable}
+            outcome = Context().run(batch[0].handler.call, handler_calls.tasks_for(batch, bodies, unreadable))
+            errors = {**handler_calls.errors_of(outcome, batch), **unreadable}
         except BaseException as exc:
             errors = dict.fromkeys((entry.job_id for entry in batch), exc)
         self._calls.returned(batch, errors)

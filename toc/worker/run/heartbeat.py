@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from toc.loop import Loop
@@ -26,14 +25,13 @@ class Heartbeat:
     """The loop that extends entries every third of prepare_timeout and enforces max_runtime.
 
     A coroutine that runs too long is cancelled, once, and may clean up. A thread cannot be cancelled. If the
-    handler does not end, its try is marked failed and its late result is ignored. ``recycle`` is called
-    before that, so that the process takes nothing more.
+    handler does not end, its try is marked failed and its late result is ignored. Before that the process
+    asks for a successor, so that it takes nothing more.
     """
 
     tools: Tools
-    dispatcher: Dispatcher
     finisher: Finisher
-    recycle: Callable[[str], None]
+    dispatcher: Dispatcher
 
     def __post_init__(self) -> None:
         self.loop = Loop("heartbeat", self.run_once)
@@ -75,9 +73,9 @@ class Heartbeat:
     def _end(self, entry: Entry, now: float) -> None:
         overtime = now - entry.started - entry.topic.max_runtime
         if entry.handler.is_async and overtime < CLEAN_UP_SECONDS:
-            self.dispatcher.cancel_async(entry)
+            self.dispatcher.event_loop.cancel(entry)
             return
         log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name)
-        self.recycle("a handler ran longer than max_runtime")
+        self.tools.recycle("a handler ran longer than max_runtime")
         if self.tools.inflight.settle(entry):
             self.finisher.ended(entry, overran(entry.topic.max_runtime))

@@ -61,7 +61,8 @@ class EntryMover:
                 entry.lease = NO_LEASE  # the row has ended, or is gone
             elif entry.lease.possible and self._tools.inflight.get(entry.job_id) is entry:
                 leased.append(entry)
-        self._release(leased)  # while they are held: later, the lease could be one that was taken anew
+        if leased:  # while they are held: later, the lease could be one that was taken anew
+            self._release(leased)
         going = self._tools.inflight.depart(move.entry for move in moves)
         try:
             departed = set(going)
@@ -102,8 +103,6 @@ class EntryMover:
 
     def _release(self, entries: list[Entry]) -> None:
         """Give up the leases of entries that go back. Where that fails, the LeaseKeeper tries again."""
-        if not entries:
-            return
         failed = self._tools.store.leases.release([entry.job_id for entry in entries])
         tell_unwritten(failed)
         for entry in entries:

@@ -10,13 +10,12 @@ of the poller must not.
 
 from __future__ import annotations
 
-import heapq
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from toc.index.messages import ExpiredRequest
-from toc.loop import Loop, Wake
+from toc.loop import Loop
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import fence_of, split
 from toc.model.topic import Slot
@@ -50,14 +49,13 @@ class Adopter:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._looks: list[tuple[float, Slot, int]] = []
-        """Heap of (when (monotonic), slot, claim): where entries of ours may exist that are not held."""
-        self._busy = False
-        self.loop = Loop("adopt", self.run_once, Wake())
+        """(When (monotonic), slot, claim): where entries of ours may exist that are not held."""
+        self.loop = Loop("adopt", self.run_once)
 
     @property
     def settled(self) -> bool:
         """Whether every entry that was found has been handled."""
-        return not self._busy
+        return not self.loop.at_work
 
     @property
     def sought(self) -> set[Slot]:
@@ -99,27 +97,23 @@ class Adopter:
 
     def run_once(self) -> float:
         """Look for entries that are due to be sought. Returns the seconds until the next call."""
-        self._busy = True
-        if claims := self._looks_due():
-            self._adopt(self._find(claims))
-        self._busy = False
-        with self._lock:
-            return max(self._looks[0][0] - self.tools.clock.monotonic(), 0.0) if self._looks else IDLE_SECONDS
-
-    def _look_in(self, seconds: float, slot: Slot, claim: int) -> None:
-        with self._lock:
-            heapq.heappush(self._looks, (self.tools.clock.monotonic() + seconds, slot, claim))
-        self.loop.wake()
-
-    def _looks_due(self) -> dict[Slot, set[int]]:
-        """The slots, with claim numbers, to look at by now."""
         now = self.tools.clock.monotonic()
         claims: dict[Slot, set[int]] = {}
         with self._lock:
-            while self._looks and self._looks[0][0] <= now:
-                _, slot, claim = heapq.heappop(self._looks)
-                claims.setdefault(slot, set()).add(claim)
-        return claims
+            due = [look for look in self._looks if look[0] <= now]
+            self._looks = [look for look in self._looks if look[0] > now]
+        for _, slot, claim in due:
+            claims.setdefault(slot, set()).add(claim)
+        if claims:
+            self._adopt(self._find(claims))
+        with self._lock:
+            first = min([at for at, *_ in self._looks], default=now + IDLE_SECONDS)
+        return max(first - self.tools.clock.monotonic(), 0.0)
+
+    def _look_in(self, seconds: float, slot: Slot, claim: int) -> None:
+        with self._lock:
+            self._looks.append((self.tools.clock.monotonic() + seconds, slot, claim))
+        self.loop.wake()
 
     def _find(self, claims: Mapping[Slot, set[int]]) -> dict[Slot, dict[int, float]]:
         """Return what is prepared under these claim numbers: slot -> job_id -> fence."""
@@ -154,13 +148,13 @@ class Adopter:
         asked = {slot: [(entry.job_id, entry.fence) for entry in some] for slot, some in held.items()}
         adopted: list[Entry] = []
         for slot, matched in self.tools.queues.extend(asked).items():  # [rule: adopted-alive]
+            some = held[slot]
             if isinstance(matched, IndexUnavailable):
-                self.tools.inflight.drop(held[slot])
-                for claim in {split(entry.fence).claim for entry in held[slot]}:
+                for claim in {split(entry.fence).claim for entry in some}:
                     self._look_in(RETRY_SECONDS, slot, claim)
-                continue
-            self.tools.inflight.drop(e for e, match in zip(held[slot], matched, strict=True) if not match)
-            adopted += [e for e, match in zip(held[slot], matched, strict=True) if match]
+                matched = [False] * len(some)
+            self.tools.inflight.drop(entry for entry, match in zip(some, matched, strict=True) if not match)
+            adopted += [entry for entry, match in zip(some, matched, strict=True) if match]
         if adopted:
             log.info("entries_adopted", tasks=len(adopted))
             self.checker.check(self.ours(adopted))

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 
-from toc.loop import Loop, Wake
+from toc.loop import Loop
 from toc.model.topic import Slot, Topic
 from toc.observe.log import get_logger
 from toc.store.servers.shards import Trouble
@@ -37,7 +37,7 @@ from toc.worker.index_watch import IndexWatch
 from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.run.dispatch import Starts
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
-from toc.worker.take.resume_rate import PACE_MS, ResumeRate
+from toc.worker.take.feedback import PACE_MS, ResumeRate
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
@@ -129,12 +129,11 @@ class _Plan:
     """When a server that failed is queried again (monotonic)."""
     unsure: list[Entry] = field(default_factory=list)
     """Entries whose leases were requested when the server failed. Held until it answers."""
-    looking: bool = False
 
 
-@dataclass(kw_only=True, eq=False)
+@dataclass(eq=False)
 class RowTaker:
-    """The loops that take tasks by their rows, one for each database server. ``wakes`` end their sleeps.
+    """The loops that take tasks by their rows, one for each database server.
 
     ``watch`` tells the slots for which no index answers; None: there is no index.
     """
@@ -143,9 +142,8 @@ class RowTaker:
     finisher: Finisher
     dispatcher: Starts
     leases: LeaseKeeper
-    watch: IndexWatch | None
     checker: Checker
-    wakes: Sequence[Wake]
+    watch: IndexWatch | None
 
     def __post_init__(self) -> None:
         self._tables_of_server = self.tools.store.tables_of_server()
@@ -156,8 +154,8 @@ class RowTaker:
         self._resume = ResumeRate(self.tools.clock)
         self._plans = [_Plan() for _ in self._tables_of_server]
         self.loops = [
-            Loop(f"rows-{number}", partial(self.run_once, number), self.wakes[number])
-            for number in range(len(self._plans))
+            Loop(f"rows-{number}", partial(self.run_once, number), wake)
+            for number, wake in enumerate(self.tools.row_wakes)
         ]
 
     @property
@@ -167,7 +165,7 @@ class RowTaker:
 
     def look_now(self) -> None:
         """Look again now."""
-        for plan, wake in zip(self._plans, self.wakes, strict=True):
+        for plan, wake in zip(self._plans, self.tools.row_wakes, strict=True):
             plan.anew, plan.look_at, plan.taken_at = True, float("-inf"), float("-inf")
             wake()
 
@@ -175,20 +173,12 @@ class RowTaker:
     def settled(self) -> bool:
         """Whether no look is under way. If so, and this worker was leaving before, every entry that was taken
         is held."""
-        return not any(plan.looking for plan in self._plans)
+        return not any(loop.at_work for loop in self.loops)
 
     def run_once(self, server: int) -> float:
         """Look at a database server if it is time, and take what is due. Returns the seconds until the
         next."""
-        plan = self._plans[server]
-        plan.looking = True  # before it asks whether it may take
-        try:
-            return self._run_once(server, plan)
-        finally:
-            plan.looking = False
-
-    def _run_once(self, server: int, plan: _Plan) -> float:
-        now = self.tools.clock.monotonic()
+        plan, now = self._plans[server], self.tools.clock.monotonic()
         slots = self._slots(now)
         if not slots or self.tools.book.leaving or self._is_shared():  # [rule: takes-alone]
             self.finisher.give_back_unread(plan.unsure)
@@ -288,7 +278,7 @@ class RowTaker:
                     self.dispatcher.want_room(name)
                     continue
                 chosen = self._choose(topic, rows, slots, room)
-                wait = PACE_MS / 1000 if not chosen else wait
+                wait = wait if chosen else PACE_MS / 1000
                 entries += chosen
             if rows:
                 wait = min(wait, max(rows.first / 1000 - self.tools.clock.time(), GATHER_SECONDS))

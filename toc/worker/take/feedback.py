@@ -1,12 +1,15 @@
-"""What the stages tell those before them: where tasks may be due, for which topics there is room again, and
-whether the process keeps up."""
+"""What the stages tell those before them, and what limits them: where tasks may be due, which entries are not
+due yet by this machine's clock, for which topics there is room again, how much of a backlog may be taken."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from toc.model.topic import Slot
+from toc.model.clock import Clock
+from toc.model.topic import Slot, Topic
+from toc.worker.entry import Entry
+from toc.worker.slots import NEVER
 
 
 class Inbox:
@@ -38,6 +41,43 @@ class Inbox:
         with self._lock:
             due, self._due = self._due, {}
         return due
+
+
+class EarlyEntries:
+    """Checked entries that are due by Redis's clock but not yet by this machine's clock, by the time at which
+    they may start. Thread-safe; ``wake`` wakes the poller."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        self._lock = threading.Lock()
+        self._waiting: list[Entry] = []
+        """Few: those whose time is within the skew of the clocks. Replaced, never changed in place."""
+
+    def put(self, entries: Iterable[Entry]) -> None:
+        """Keep entries until they are due by this machine's clock."""
+        with self._lock:
+            self._waiting = [*self._waiting, *entries]
+        self._wake()
+
+    def release(self, now: int) -> list[Entry]:
+        """Remove and return the entries that are due by now (ms)."""
+        # Usually there are none, for which no lock is needed.
+        return self._take(lambda entry: entry.row.next_time <= now) if self._waiting else []
+
+    def next_due(self) -> int:
+        """When the first entry may start (ms), or NEVER."""
+        waiting = self._waiting
+        return min([entry.row.next_time for entry in waiting]) if waiting else NEVER
+
+    def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
+        """Take back the waiting entries of these slots (None: all)."""
+        return self._take(lambda entry: slots is None or entry.slot in slots)
+
+    def _take(self, which: Callable[[Entry], bool]) -> list[Entry]:
+        with self._lock:
+            taken = [entry for entry in self._waiting if which(entry)]
+            self._waiting = [entry for entry in self._waiting if not which(entry)]
+        return taken
 
 
 class WantedRoom:
@@ -73,9 +113,40 @@ class WantedRoom:
                 wake()
 
 
-class Pressure:
-    """Back-pressure: whether this process keeps up. Any thread may read it."""
+PACE_MS = 20
+"""How often tasks of a backlog are taken, the oldest first."""
+BURST_SECONDS = 0.1
+"""Capacity that was not used is kept for at most this long."""
 
-    backlogged = False
-    """Whether more is due than can start at once. The poller sets it. The finisher then gathers more before
-    it writes, and the sweep rests longer."""
+
+class ResumeRate:
+    """How much of the backlog of each topic may be taken now that was paused: ``toc topic resume --rate``.
+    Thread-safe.
+
+    The limit holds for tasks that were due before the topic was resumed; later ones of a slot wait behind
+    them. Each worker takes a share in proportion to the topic's slots that it owns, so all together keep the
+    rate without coordination.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._tokens: dict[str, tuple[int, float, float]] = {}
+        """By topic: when it was resumed (ms), how many tasks may be taken, and as of when (monotonic)."""
+
+    def tokens(self, topic: Topic, owned: int) -> int:
+        """Return how many may be taken now by who owns so many slots of the topic."""
+        now, rate = self._clock.monotonic(), topic.resume_rate * owned / topic.slot_amount
+        with self._lock:
+            resumed_at, tokens, filled_at = self._tokens.get(topic.name, (0, 0.0, now))
+            if resumed_at != topic.resumed_at:
+                tokens, filled_at = 0.0, now
+            tokens = min(tokens + (now - filled_at) * rate, max(1.0, rate * BURST_SECONDS))
+            self._tokens[topic.name] = topic.resumed_at, tokens, now
+        return int(tokens)
+
+    def took(self, topic: Topic, count: int) -> None:
+        """Record that so many were taken."""
+        with self._lock:
+            resumed_at, tokens, filled_at = self._tokens[topic.name]
+            self._tokens[topic.name] = resumed_at, tokens - count, filled_at

@@ -1,6 +1,7 @@
-"""Tells a developer what becomes of each task: a line for each step, and the tracebacks of handlers.
+"""Handlers that are wrapped at start, so that others pay nothing: in spans of traces; and to tell a developer
+what becomes of each task, a line for each step, and the tracebacks of handlers.
 
-For ``toc dev`` alone: unlike the log, it quotes errors, which may quote a task.
+The latter is for ``toc dev`` alone: unlike the log, it quotes errors, which may quote a task.
 """
 
 from __future__ import annotations
@@ -10,24 +11,57 @@ import time
 import traceback
 from bdb import BdbQuit
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from toc.model.handler import Handler
 from toc.model.raised import Postponed, raised
 from toc.model.task import Dead, Retry, Task
-from toc.worker.run.traced import surrounded
+from toc.worker.run.handler_calls import errors_of
 
 _OURS = f"{Path(__file__).parents[2]}/"
 AGAIN_MS = 5000
 """When a task runs again whose handler was left at a breakpoint."""
 
 
+Context = Callable[[Any], AbstractContextManager[Any]]
+
+
+def surrounded(handler: Handler, one: Context, many: Context) -> Handler:
+    """The handler, wrapped so that each call is within a context, which gets what the handler gets. That for
+    a batch gives a function that is told the errors by job_id."""
+    inner, span = handler.call, one if handler.batch is None else many
+    call: Callable[..., Any]
+    if handler.is_async:
+
+        async def call(given: Any) -> Any:
+            with span(given) as failed:
+                return _checked(await inner(given), given, failed)
+
+    else:
+
+        def call(given: Any) -> Any:
+            with span(given) as failed:
+                return _checked(inner(given), given, failed)
+
+    return replace(handler, call=call)
+
+
+def _checked(outcome: Any, given: Any, failed: Callable[..., None] | None) -> Any:
+    """Return what a handler returned. ``failed`` tells which tasks of a batch have failed."""
+    errors = errors_of(outcome, None if failed is None else given)
+    if failed is not None:
+        failed(errors)
+    return outcome
+
+
 def told(handler: Handler) -> Handler:
     """The handler, wrapped so that each try is told. One that is left at a breakpoint uses up nothing."""
-    return surrounded(handler, _trying if handler.batch is None else _trying_many)
+    return surrounded(handler, _trying, _trying_many)
 
 
 def tell_ready(topics: Iterable[str]) -> None:
@@ -51,9 +85,7 @@ def _trying(task: Task) -> Iterator[None]:
 
 
 @contextmanager
-def _trying_many(
-    tasks: Sequence[Task],
-) -> Iterator[Callable[[Mapping[int, BaseException | None]], None]]:
+def _trying_many(tasks: Sequence[Task]) -> Iterator[Callable[[Mapping[int, BaseException | None]], None]]:
     for task in tasks:
         late = (datetime.now(UTC) - task.action_time).total_seconds()
         when = f"{_duration(late)} late" if task.attempt == 1 else f"try {task.attempt}"
