@@ -185,16 +185,13 @@ def test_submit_many_refuses_what_is_no_task(untouched: Contract, bad: Any) -> N
         untouched.center.submit_many([NewTask("c.plain", 1, delay=9), bad])
 
 
-@pytest.mark.parametrize(
-    ("error", "when"),
-    [
-        ("NaiveDatetime", NAIVE),
-        ("NotInFuture", datetime(2020, 1, 1, tzinfo=UTC)),
-        ("InvalidDelay", datetime.max.replace(tzinfo=UTC)),
-        ("InvalidInput", None),
-        ("InvalidInput", "tomorrow"),
-    ],
-)
+@pytest.mark.parametrize(("error", "when"), [
+    ("NaiveDatetime", NAIVE),
+    ("NotInFuture", datetime(2020, 1, 1, tzinfo=UTC)),
+    ("InvalidDelay", datetime.max.replace(tzinfo=UTC)),
+    ("InvalidInput", None),
+    ("InvalidInput", "tomorrow"),
+])  # fmt: skip
 def test_reschedule_refuses_a_bad_time_and_changes_nothing(idle: Contract, error: str, when: Any) -> None:
     job_id = idle.center.submit("c.plain", biz_id=90, delay=3600)
     before = (idle.row(job_id), idle.scores(job_id))

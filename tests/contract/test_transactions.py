@@ -101,15 +101,12 @@ def test_nothing_is_left_of_a_session_that_rolls_back(idle: Contract, engine: En
     assert idle.rows() == before
 
 
-@pytest.mark.parametrize(
-    ("mode", "ends_it"),
-    [
-        ("conditional_savepoint", False),
-        ("rollback_only", False),
-        ("create_savepoint", False),
-        ("control_fully", True),
-    ],
-)
+@pytest.mark.parametrize(("mode", "ends_it"), [
+    ("conditional_savepoint", False),
+    ("rollback_only", False),
+    ("create_savepoint", False),
+    ("control_fully", True),
+])  # fmt: skip
 def test_a_session_that_joined_a_transaction_is_followed_once_that_commits(
     either: Contract, engine: Engine, mode: JoinMode, ends_it: bool
 ) -> None:

@@ -32,6 +32,10 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
+def pytest_sessionfinish() -> None:
+    servers.forget_clocks()
+
+
 class Case:
     """What a fault test begins with: lines of the table, systems, and servers and proxies of its own."""
 
@@ -69,6 +73,10 @@ class Case:
         """A line of the table: it says "held" once the test has passed and named its proof."""
         self._lines.append(Line(fault, name, variant, machine=self._machine))
         return self._lines[-1]
+
+    def begin(self, fault: int, name: str, variant: str = "", **of_system: Any) -> tuple[Line, System]:
+        """A line of the table and a system: how most tests begin."""
+        return self.verdict(fault, name, variant), self.build(**of_system)
 
     def relay(self, port: int, **options: Any) -> Proxy:
         """A proxy in front of a server."""

@@ -32,8 +32,7 @@ CALLS: dict[str, dict[str, object]] = {
 
 
 def test_what_a_producer_stored_before_it_died_runs_although_nobody_indexed_it(case: Case) -> None:
-    line = case.verdict(1, "crash between row and index", "submit, submit_many, cancel, reschedule")
-    system = case.build()
+    line, system = case.begin(1, "crash between row and index", "submit, submit_many, cancel, reschedule")
     victims = system.client.submit_many(tasks(40, ahead=(4.0, 4.5), first=5000))
 
     def die_at(name: str) -> bool:
@@ -66,8 +65,7 @@ def test_what_a_producer_stored_before_it_died_runs_although_nobody_indexed_it(c
     "name", ["poll.taken", "finish.rows-written:3", "reclaim.rows-written", "sweep.rows-read"]
 )
 def test_a_worker_that_dies_between_rows_and_index_repeats_nothing_that_ended(case: Case, name: str) -> None:
-    line = case.verdict(1, "crash between row and index", f"worker at {name}")
-    system = case.build(topic_prepare_timeout=3)
+    line, system = case.begin(1, "crash between row and index", f"worker at {name}", topic_prepare_timeout=3)
     ahead = (4.0, 6.0) if name.startswith("sweep") else (0.5, 1.5)
     system.client.submit_many(tasks(600, ahead=ahead, fail=0.1))
     once = case.path / "died"
@@ -133,9 +131,7 @@ def test_a_minute_without_redis_under_load_loses_no_submit(case: Case, rate: int
 # Fault 2: commits whose answer is lost, and the same submit from many threads.
 
 
-def test_a_commit_whose_answer_is_lost_makes_one_row_and_one_run(
-    case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unanswered_commit_makes_one_row_and_one_run(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     line = case.verdict(2, "ambiguous COMMIT, double submit")
     proxy = case.relay(case.mariadb.port, seed=2)
     system = case.build()

@@ -103,8 +103,7 @@ class Quarrel(Beside):
 
 
 def test_what_the_database_refuses_or_rolls_back_is_done_later_and_once(case: Case, root: Engine) -> None:
-    line = case.verdict(10, "deadlock, lock wait, read-only, gone away")
-    system = case.build()
+    line, system = case.begin(10, "deadlock, lock wait, read-only, gone away")
     # Made by root; from here on the account that an application would have.
     system.env["TOC_DATABASE_URLS"] = application_url(case.mariadb)
     before = {name: metric(root, name) for name in ("lock_deadlocks", "lock_timeouts")}
@@ -145,9 +144,7 @@ def test_what_the_database_refuses_or_rolls_back_is_done_later_and_once(case: Ca
 
 
 @pytest.mark.slow
-def test_a_database_that_hangs_fails_calls_fast_and_all_goes_on_when_it_answers(
-    case: Case, resumed: MariaDB
-) -> None:
+def test_a_database_that_hangs_fails_calls_fast_and_all_goes_on_after(case: Case, resumed: MariaDB) -> None:
     line = case.verdict(11, "MySQL hangs (SIGSTOP)")
     system = case.build(connect_timeout=0.5, read_timeout=1.0, write_timeout=1.0)
     daemon = system.start()
@@ -176,8 +173,7 @@ def test_a_database_that_hangs_fails_calls_fast_and_all_goes_on_when_it_answers(
 def test_after_a_short_halt_of_the_only_database_server_no_task_waits_for_more_than_the_halt(
     case: Case, resumed: MariaDB, halt: float
 ) -> None:
-    line = case.verdict(11, f"MySQL halts for {halt} s")
-    system = case.build()
+    line, system = case.begin(11, f"MySQL halts for {halt} s")
     daemon = system.start()
     count, job_ids = 2_000, list[int]()
     for ahead in (4, 30):  # on a busy machine those of the first round may be due before all are stored
@@ -525,8 +521,7 @@ def halted(mariadb: MariaDB, clean_redis: RedisServer) -> Iterator[dict[str, Mar
 def test_a_program_of_greenlets_does_not_wait_for_ever_for_a_server_that_hangs(
     case: Case, halted: dict[str, MariaDB | RedisServer], name: str
 ) -> None:
-    line = case.verdict(56, "green sockets", name)
-    system = case.build(connect_timeout=1.0, read_timeout=1.0)
+    line, system = case.begin(56, "green sockets", name, connect_timeout=1.0, read_timeout=1.0)
     program = [sys.executable, "-c", GREEN, name]
     with subprocess.Popen(program, env=system.env, stdin=PIPE, stdout=PIPE, stderr=PIPE, text=True) as green:
         assert green.stdout is not None

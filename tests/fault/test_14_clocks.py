@@ -163,8 +163,7 @@ WINDOW = 0.05
 
 @pytest.mark.slow
 def test_who_cancels_or_moves_a_task_as_it_comes_due_gets_the_truth(case: Case) -> None:
-    line = case.verdict(19, "cancel or reschedule at the due instant", f"{COUNT:,} at due ± 50 ms")
-    system = case.build()
+    line, system = case.begin(19, "cancel or reschedule at the due instant", f"{COUNT:,} at due ± 50 ms")
     system.start()
     said: list[tuple[int, CancelOutcome | RescheduleOutcome]] = []
     submitted, rate = 0, 400.0

@@ -375,8 +375,7 @@ FLOOD = 40
 
 @pytest.mark.parametrize("turn", [pytest.param("at once", marks=pytest.mark.slow), "one after the other"])
 def test_topics_with_slow_handlers_take_no_thread_that_another_topic_needs(case: Case, turn: str) -> None:
-    line = case.verdict(18, "three topics with slow handlers flood a process", turn)
-    system = case.build()
+    line, system = case.begin(18, "three topics with slow handlers flood a process", turn)
     for number, topic in enumerate(SLOW):
         system.center.store.topics.create(Topic(topic, 20 + number, 8))
     system.start(processes=1, threads=THREADS, app="fault.apps.slow:center")

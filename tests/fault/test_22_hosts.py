@@ -72,8 +72,7 @@ def _uncharged(system: System, job_ids: list[int]) -> list[TaskRow]:
 
 @pytest.mark.slow
 def test_a_rolling_restart_under_load_doubles_and_charges_nothing(case: Case) -> None:
-    line = case.verdict(23, "SIGTERM", "two hosts restarted twice each under load")
-    system = case.build(hosts=True)
+    line, system = case.begin(23, "SIGTERM", "two hosts restarted twice each under load", hosts=True)
     hosts = {host: system.start(host, processes=2) for host in ("host-a", "host-b")}
     running = 0
     client = system.client
@@ -276,8 +275,7 @@ def _again(system: System, job_ids: set[int], killed: float) -> list[float]:
 
 
 def test_of_five_hundred_in_batches_only_the_one_that_failed_runs_again(case: Case) -> None:
-    line = case.verdict(26, "one failure in a batch", "1 of 500")
-    system = case.build()
+    line, system = case.begin(26, "one failure in a batch", "1 of 500")
     system.start(processes=1)
     tasks = [NewTask("test.batch", n, 1.0, attribute={"fail": 1} if n == 250 else None) for n in range(500)]
     job_ids = system.client.submit_many(tasks)

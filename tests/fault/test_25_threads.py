@@ -78,8 +78,7 @@ def test_a_process_whose_background_thread_dies_says_so_and_is_replaced(
 
 @pytest.mark.parametrize("victim", ["catalog", "main"])
 def test_a_daemon_whose_background_thread_dies_ends(case: Case, victim: str) -> None:
-    line = case.verdict(25, "a background thread dies", f"of the daemon: {victim}")
-    system = case.build()
+    line, system = case.begin(25, "a background thread dies", f"of the daemon: {victim}")
     env = {"TOC_TEST_DEATHS": str(case.path), "TOC_TEST_DAEMON_DIES": victim}
     with suppress(AssertionError):  # it may have ended before its process is ready
         system.start(processes=1, env=env, app=APP)

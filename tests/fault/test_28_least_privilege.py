@@ -91,9 +91,7 @@ def refusals(server: RedisServer) -> set[tuple[str, str]]:
     return {(entry["username"], entry["object"]) for entry in entries if entry["reason"] != "auth"}
 
 
-def test_everything_works_with_the_least_privileges_and_no_password_is_told(
-    case: Case, secured: Secured
-) -> None:
+def test_everything_works_with_the_least_rights_and_no_password_is_told(case: Case, secured: Secured) -> None:
     line = case.verdict(
         28, "least privilege", "Redis ACL, MySQL grants, ZooKeeper ACL as shipped, over TLS alone"
     )

@@ -197,9 +197,7 @@ def test_trouble_with_a_table_makes_no_task_of_another_table_late(
     assert how or "database_away" not in daemon.log.read_text(), "the server answers"
 
 
-def test_tables_that_are_missing_make_no_task_of_another_table_late_and_end_no_process(
-    case: Case, servers: Servers
-) -> None:
+def test_missing_tables_make_no_task_of_others_late_and_end_no_process(case: Case, servers: Servers) -> None:
     """Somebody drops them while what works through all tables, purging and giving up slots, has work."""
     line = case.verdict(29, "tables are missing", "dropped on one server while rows are purged")
     system = case.build(database_urls=list(map(application_url, servers)), tables=TABLES)

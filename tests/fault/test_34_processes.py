@@ -24,8 +24,7 @@ BY_HAND = ("raise SystemExit", "SIGTERM")
 
 
 def test_whatever_exit_code_a_handler_ends_its_process_with_the_daemon_lives_on(case: Case) -> None:
-    line = case.verdict(30, "a handler ends its process", "each exit code, SystemExit, SIGTERM")
-    system = case.build()
+    line, system = case.begin(30, "a handler ends its process", "each exit code, SystemExit, SIGTERM")
     daemon = system.start(processes=2, app=APP)
     first = set(daemon.workers())
     deeds = [*(f"exit {code}" for code in EXIT_CODES), *BY_HAND]
@@ -54,8 +53,7 @@ def test_whatever_exit_code_a_handler_ends_its_process_with_the_daemon_lives_on(
 
 
 def test_a_copy_of_the_process_in_which_a_task_runs_alone_answers_for_nobody(case: Case) -> None:
-    line = case.verdict(30, "a handler forks and returns in the copy", "where it runs alone")
-    system = case.build()
+    line, system = case.begin(30, "a handler forks and returns in the copy", "where it runs alone")
     daemon = system.start(processes=1, app=APP)
     attribute = {"die": 3, "deed": "fork", "deeds": 99}
     suspects = [system.client.submit("test.sync", biz_id=n, delay=0.2, attribute=attribute) for n in range(2)]
@@ -73,8 +71,7 @@ def test_a_copy_of_the_process_in_which_a_task_runs_alone_answers_for_nobody(cas
 
 @pytest.mark.slow
 def test_a_task_that_ends_every_process_with_the_code_of_an_orderly_end_dies_of_it(case: Case) -> None:
-    line = case.verdict(30, "a handler ends its process", "each time, with 0 and 2")
-    system = case.build()
+    line, system = case.begin(30, "a handler ends its process", "each time, with 0 and 2")
     daemon = system.start(processes=2, app=APP)
     with Load(system.client, rate=30):
         job_ids = [
@@ -93,8 +90,7 @@ def test_a_task_that_ends_every_process_with_the_code_of_an_orderly_end_dies_of_
 
 @pytest.mark.slow
 def test_an_application_that_cannot_be_loaded_for_a_while_is_tried_again_once_it_could(case: Case) -> None:
-    line = case.verdict(30, "files replaced under a daemon", "half-written, then whole")
-    system = case.build()
+    line, system = case.begin(30, "files replaced under a daemon", "half-written, then whole")
     shop = system.directory / "shop.py"
     whole = "from harness.app import center\n"
     shop.write_text(whole)
@@ -237,8 +233,7 @@ def _do(system: System, daemon: DaemonProcess, deed: Deed) -> str:
     "deed", ["cancel all", pytest.param("cancel all from a thread", marks=pytest.mark.slow)]
 )
 def test_coroutines_that_a_neighbour_cancels_are_not_charged(case: Case, deed: str) -> None:
-    line = case.verdict(34, "a handler cancels every coroutine", deed)
-    system = case.build()
+    line, system = case.begin(34, "a handler cancels every coroutine", deed)
     daemon = system.start(processes=1, app=APP)
     # Some wait, some of them for a child, and some are due at that instant: these have had no step yet.
     others = [
@@ -266,8 +261,7 @@ def test_coroutines_that_a_neighbour_cancels_are_not_charged(case: Case, deed: s
 
 
 def test_a_coroutine_that_blocks_the_event_loop_is_named_and_harms_no_handler_on_threads(case: Case) -> None:
-    line = case.verdict(34, "a coroutine blocks the event loop", "until the others have run")
-    system = case.build()
+    line, system = case.begin(34, "a coroutine blocks the event loop", "until the others have run")
     daemon = system.start(processes=1, app=APP)
     attribute = {"deed": "block the event loop"}
     blocking = system.client.submit("test.async", biz_id=1, delay=0.5, attribute=attribute)
@@ -291,8 +285,7 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named_and_harms_no_handler_on
 
 
 def test_an_internal_loop_that_ends_without_an_error_ends_its_process(case: Case) -> None:
-    line = case.verdict(34, "a loop ends without an error", "poll, reclaim")
-    system = case.build()
+    line, system = case.begin(34, "a loop ends without an error", "poll, reclaim")
     faults = [system.recorder.fault("kill", note="a loop ends") for _ in range(2)]
     env = {"TOC_TEST_ENDS": str(case.path)}
     daemon = system.start(processes=2, env=env, app="fault.broken.loop_ends:center")
@@ -318,8 +311,7 @@ NO_MESSAGES = ("a number", "no fields", "deep nesting", "no reason", "no names")
 
 
 def test_a_process_whose_descriptors_a_handler_closed_ends_at_once(case: Case) -> None:
-    line = case.verdict(34, "a handler closes all descriptors", "os.closerange(3, 65535)")
-    system = case.build()
+    line, system = case.begin(34, "a handler closes all descriptors", "os.closerange(3, 65535)")
     daemon = system.start(processes=2, app=APP)
     with Load(system.client, rate=100, fail=0) as load:
         closing = system.client.submit("test.sync", biz_id=0, delay=1.0, attribute={"deed": "close from 3"})
@@ -335,8 +327,7 @@ def test_a_process_whose_descriptors_a_handler_closed_ends_at_once(case: Case) -
 
 @pytest.mark.slow
 def test_a_handler_that_writes_to_the_line_to_the_daemon_ends_its_own_process_alone(case: Case) -> None:
-    line = case.verdict(34, "a handler writes to its daemon", "what is JSON and no message")
-    system = case.build()
+    line, system = case.begin(34, "a handler writes to its daemon", "what is JSON and no message")
     daemon = system.start(processes=2, app=APP)
     job_ids = []
     with Load(system.client, rate=30):
@@ -358,8 +349,7 @@ def test_a_handler_that_writes_to_the_line_to_the_daemon_ends_its_own_process_al
 
 @pytest.mark.slow
 def test_a_daemon_that_has_no_descriptors_left_goes_on_with_the_processes_that_it_has(case: Case) -> None:
-    line = case.verdict(34, "no descriptors left", "for the daemon")
-    system = case.build()
+    line, system = case.begin(34, "no descriptors left", "for the daemon")
     daemon = system.start(processes=2, app=APP)
     pid = daemon.process.pid
     victim, other = daemon.workers()

@@ -237,8 +237,7 @@ Running = tuple[forks.Forked, Path]
     ids=["300", "100k"],
 )
 def test_a_task_exists_exactly_if_the_callers_rows_do(case: Case, count: int, kills: int) -> None:
-    line = case.verdict(57, "random transactions of callers", f"{count:,}")
-    system = case.build(case.redis.url)
+    line, system = case.begin(57, "random transactions of callers", f"{count:,}", redis_url=case.redis.url)
     engine = create_engine(make_url(case.mariadb.url).set(database=f"{system.settings.database_prefix}0"))
     metadata.create_all(engine)
     at = datetime.now(UTC) + timedelta(hours=3)

@@ -34,11 +34,8 @@ from toc.store.servers.shards import Layout
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("count", "stride"), [(200, 97), pytest.param(10_000, 7, marks=pytest.mark.slow)])
-def test_calls_that_are_broken_off_lose_no_connection_and_mix_up_no_answers(
-    case: Case, count: int, stride: int
-) -> None:
-    line = case.verdict(38, "a call into the SDK broken off by SIGALRM", f"{count:,} times")
-    system = case.build()
+def test_broken_off_calls_lose_no_connection_and_mix_no_answers(case: Case, count: int, stride: int) -> None:
+    line, system = case.begin(38, "a call into the SDK broken off by SIGALRM", f"{count:,} times")
     command = [sys.executable, "-m", "fault.kit.interrupted", str(count), str(stride), "38"]
     done = subprocess.run(command, env=system.env, capture_output=True, text=True, timeout=850, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -274,9 +274,7 @@ def test_a_setting_that_is_none_is_named(toc: Commands, case: Case) -> None:
     line.prove(True, f"{len(given)} settings, each in 2 commands")
 
 
-def test_a_host_that_the_cluster_does_not_have_is_refused_by_name_unless_it_is_meant(
-    toc: Commands, case: Case
-) -> None:
+def test_a_host_unknown_to_the_cluster_is_refused_by_name_unless_meant(toc: Commands, case: Case) -> None:
     line = case.verdict(42, "values that are none", "hosts and workers that are not there")
     wishes = (["drain", "h9"], ["weight", "h9", "2"], ["pin", "order.close_1", "h9"])
     no = "error: 'h9' has no worker now; hosts with workers: none; add --absent if it will come later\n"

@@ -83,15 +83,12 @@ def test_gateways_killed_while_a_hundred_pulls_wait_lose_no_task(pulled: System,
     assert codes == [0, 0]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("pull.taken", marks=pytest.mark.slow),
-        "pull.handed-out",
-        "pull.answered",
-        pytest.param("pull.acked", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name", [
+    pytest.param("pull.taken", marks=pytest.mark.slow),
+    "pull.handed-out",
+    "pull.answered",
+    pytest.param("pull.acked", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_gateway_that_dies_between_two_writes_loses_no_task(pulled: System, case: Case, name: str) -> None:
     line = case.verdict(43, "gateway killed between two writes", name)
     once = case.path / "once"
@@ -228,9 +225,7 @@ def test_what_is_in_an_answer_whose_client_leaves_comes_again(system: System, ca
 
 
 @pytest.mark.slow
-def test_thousands_of_connections_and_slow_clients_delay_nobody_and_take_bounded_memory(
-    system: System, case: Case
-) -> None:
+def test_crowds_and_slow_clients_delay_nobody_and_take_bounded_memory(system: System, case: Case) -> None:
     line = case.verdict(44, "10,000 connections, half requests, readers of a byte a second")
     crowd: list[socket.socket] = []
     over = threading.Event()

@@ -89,9 +89,7 @@ def rows(system: System) -> list[Row]:
     return list(read_final(system.center).rows)
 
 
-def test_who_left_a_long_hold_is_handed_nothing(
-    system: System, case: Case, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_left_a_hold_gets_nothing(system: System, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     line = case.verdict(44, "clients leave a hold of 178 s")
     with gateways(system) as (gateway,):
         for dialect in ("youzan", "lmstfy"):

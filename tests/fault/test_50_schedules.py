@@ -44,8 +44,7 @@ YEAR_TAKES = 45.0
 @pytest.mark.timeout(900)
 def test_a_year_of_schedules_in_ten_zones_with_processes_that_die(case: Case) -> None:
     """Five processes, 200 ms apart, of which three are killed in a loop; Redis is flushed."""
-    line = case.verdict(50, "schedules over a year, members killed", f"a year in {YEAR_TAKES:.0f} s")
-    system = case.build()
+    line, system = case.begin(50, "schedules over a year, members killed", f"a year in {YEAR_TAKES:.0f} s")
     wanted: dict[str, list[int]] = {}
     for zone in ZONES:
         for number, expression in enumerate(EXPRESSIONS):

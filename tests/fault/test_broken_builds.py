@@ -141,9 +141,7 @@ def _blind(builds: dict[str, System], job_id: int) -> CancelOutcome:
     ("module", "breaks"),
     [("kit.producer", ""), ("broken.indexed_first", "O"), ("broken.acknowledged_first", "L")],
 )
-def test_an_sdk_that_writes_in_another_order_is_seen_when_it_dies_in_between(
-    case: Case, module: str, breaks: str
-) -> None:
+def test_an_sdk_that_writes_in_another_order_is_seen_if_it_dies(case: Case, module: str, breaks: str) -> None:
     system = case.build()
     done = forks.run(
         [],
@@ -162,9 +160,7 @@ def test_an_sdk_that_writes_in_another_order_is_seen_when_it_dies_in_between(
 
 
 @pytest.mark.slow
-def test_a_paused_host_that_fails_its_tries_late_is_harmless_only_behind_the_fences(
-    case: Case, zookeeper_root: str
-) -> None:
+def test_late_failures_after_a_pause_are_harmless_only_behind_fences(case: Case, zookeeper_root: str) -> None:
     systems: dict[str, System] = {}
     for name in ("right", "fence_dropped", "failure_guard_dropped"):
         systems[name] = system = case.build(

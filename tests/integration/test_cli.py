@@ -416,9 +416,7 @@ def test_a_bulk_job_is_looked_at_stopped_and_resumed(toc: Toc, center: TimeoutCe
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=["the terminal ends", "SIGTERM"])
-def test_a_command_that_is_ended_leaves_a_bulk_job_that_has_stopped(
-    center: TimeoutCenter, topic: str, number: int
-) -> None:
+def test_an_ended_command_leaves_a_stopped_bulk_job(center: TimeoutCenter, topic: str, number: int) -> None:
     center.submit_many([NewTask(topic, n, delay=3600) for n in range(300)])
     words = ["cancel", "--all", "--topic", topic, "--rate", "5", "--yes"]
     command = forks.start(words, env=os.environ, session=True, streams={})

@@ -164,9 +164,7 @@ def test_a_task_that_toc_refuses_stays_and_holds_up_no_other(system: System, eng
 @pytest.mark.parametrize(
     "text", ["", "[]", '{"topic": "test.sync"}', '{"of another release": 1}', "a biz_id"]
 )
-def test_a_record_that_cannot_be_read_stays_and_holds_up_no_other(
-    system: System, engine: Engine, text: str
-) -> None:
+def test_an_unreadable_record_stays_and_holds_up_no_other(system: System, engine: Engine, text: str) -> None:
     with engine.begin() as connection:
         outbox.submit(connection, "test.sync", biz_id=1, delay=3600)
         (whole,) = connection.execute(select(outbox.table.c.task)).scalars()

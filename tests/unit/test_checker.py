@@ -510,15 +510,12 @@ def test_orphans_and_entries_in_two_places(story: Story) -> None:
     assert broken(story.place("store", job=5).verdict()) == "O"
 
 
-@pytest.mark.parametrize(
-    ("places", "found"),
-    [
-        ([("store", 1)], ""),  # dropped by the row check when it comes due
-        ([("prepare", 1)], "O"),
-        ([("store", 2)], "O"),
-        ([("store", 1), ("prepare", 1)], "O"),
-    ],
-)
+@pytest.mark.parametrize(("places", "found"), [
+    ([("store", 1)], ""),  # dropped by the row check when it comes due
+    ([("prepare", 1)], "O"),
+    ([("store", 2)], "O"),
+    ([("store", 1), ("prepare", 1)], "O"),
+])  # fmt: skip
 def test_entries_of_a_task_that_ended(story: Story, places: list[tuple[str, int]], found: str) -> None:
     story.submit().run(0.1, 0.2).row()
     for queue, slot in places:

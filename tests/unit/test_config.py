@@ -73,16 +73,13 @@ def test_toc_config_names_another_file(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert config_file() == other
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('redis_ulr = "redis://h"\n', "did you mean 'redis_url'"),
-        ("TOC_TABLES = 4\n", "did you mean 'tables'"),
-        ("[toc]\ntables = 4\n", "'toc' is not a setting"),
-        ("tables = \n", "is not TOML"),
-        ('tables = "many"\n', "TOC_TABLES=many"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ('redis_ulr = "redis://h"\n', "did you mean 'redis_url'"),
+    ("TOC_TABLES = 4\n", "did you mean 'tables'"),
+    ("[toc]\ntables = 4\n", "'toc' is not a setting"),
+    ("tables = \n", "is not TOML"),
+    ('tables = "many"\n', "TOC_TABLES=many"),
+])  # fmt: skip
 def test_a_wrong_file_is_refused_with_a_reason(tmp_path: Path, text: str, says: str) -> None:
     (tmp_path / "toc.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -147,17 +144,14 @@ def test_every_wrong_value_is_named_at_once() -> None:
     assert all(name in str(caught.value) for name in ("TOC_TABLES", "TOC_CLUSTER", "TOC_LOG_LEVEL"))
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"database_urls": f"mysql://root:{CANARY}@h"}, {"database_urls": [f"root:{CANARY}@h"]},
-        {"database_urls": f"mysql+pymysql://u:{CANARY}/x@y@h1,bad://u:{CANARY}@h"},
-        {"redis_url": f"http://:{CANARY}@h"}, {"redis_url": f"u:{CANARY}@h:1"},
-        {"redis_url": f"http://h?password={CANARY}"}, {"zookeeper": f"digest://u:{CANARY}@h"},
-        {"redis_url": f"redis://u:{CANARY}"}, {"redis_url": f"redis+cluster://h:1,u:{CANARY}/x"},
-        {"redis_url": f"u:{CANARY}"}, {"database_urls": f"u:{CANARY}"}, {"zookeeper": f"u:{CANARY}"},
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("values", [
+    {"database_urls": f"mysql://root:{CANARY}@h"}, {"database_urls": [f"root:{CANARY}@h"]},
+    {"database_urls": f"mysql+pymysql://u:{CANARY}/x@y@h1,bad://u:{CANARY}@h"},
+    {"redis_url": f"http://:{CANARY}@h"}, {"redis_url": f"u:{CANARY}@h:1"},
+    {"redis_url": f"http://h?password={CANARY}"}, {"zookeeper": f"digest://u:{CANARY}@h"},
+    {"redis_url": f"redis://u:{CANARY}"}, {"redis_url": f"redis+cluster://h:1,u:{CANARY}/x"},
+    {"redis_url": f"u:{CANARY}"}, {"database_urls": f"u:{CANARY}"}, {"zookeeper": f"u:{CANARY}"},
+])  # fmt: skip
 def test_no_refusal_shows_a_password(values: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         Settings(**values)

@@ -1,6 +1,7 @@
-"""What dialects decide without a server: names, words, and who may use a port."""
+"""What dialects decide without a server: names, words, who may use a port; the bytes of lmstfy's wire."""
 
 import asyncio
+import string
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toc.dialects import lmstfy_wire as wire
 from toc.dialects import port, redis_delayed
 from toc.dialects.delay_task import ADD, DelayTask, SecondFull
 from toc.dialects.dialect_tasks import DialectTasks, key_for, topic_for
+from toc.dialects.lmstfy_wire import Refused
 from toc.dialects.lmstfy_wire import template_of as lmstfy_template
 from toc.dialects.port import Guard, Request
 from toc.dialects.process import DIALECTS
@@ -24,6 +27,8 @@ from toc.model.errors import InvalidTopic, StoreUnavailable, TaskExists
 from toc.model.sharding import BizId
 from toc.model.task import NewTask
 from toc.model.topic import OF_DIALECTS, check_native, check_topic_name
+
+# What dialects decide without a server: names, words, and who may use a port.
 
 
 @given(st.lists(st.text(min_size=1), unique=True, max_size=20))
@@ -132,35 +137,29 @@ def test_a_port_is_asked_by_its_own_names_only(hosts: list[str], *, own: bool) -
     assert refuses("127.0.0.1", ("host", "localhost"), ("host", "localhost")) is not None
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        ("origin", "http://127.0.0.1:9277"),
-        ("origin", "null"),
-        *(("sec-fetch-site", text) for text in ("cross-site", "same-site", "nonsense")),
-        ("accept", "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8"),
-        ("accept", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"),
-        *(("accept", text) for text in ("text/css,*/*;q=0.1", "TEXT/HTML")),
-        ("user-agent", "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"),
-    ],
-)
+@pytest.mark.parametrize("header", [
+    ("origin", "http://127.0.0.1:9277"),
+    ("origin", "null"),
+    *(("sec-fetch-site", text) for text in ("cross-site", "same-site", "nonsense")),
+    ("accept", "image/avif,image/webp,image/apng,image/svg+xml,image/*,*/*;q=0.8"),
+    ("accept", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"),
+    *(("accept", text) for text in ("text/css,*/*;q=0.1", "TEXT/HTML")),
+    ("user-agent", "Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0"),
+])  # fmt: skip
 def test_what_a_page_may_have_sent_is_refused(header: tuple[str, str]) -> None:
     assert refuses("127.0.0.1", header) is not None
     assert refuses("127.0.0.1", header, browsers=True) is None
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        *(("accept", text) for text in ("*/*", "application/json, text/plain, */*")),
-        ("accept", "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2"),  # Java's HttpURLConnection
-        *(("user-agent", text) for text in ("Java/17.0.9", "Go-http-client/1.1", "GuzzleHttp/7")),
-        ("user-agent", "Mozilla/5.0 (Windows NT; Windows NT 10.0; en-US) WindowsPowerShell/5.1.22621.963"),
-        ("accept-language", "*"),  # Node's fetch
-        ("sec-fetch-mode", "cors"),
-        ("sec-fetch-site", "none"),
-    ],
-)
+@pytest.mark.parametrize("header", [
+    *(("accept", text) for text in ("*/*", "application/json, text/plain, */*")),
+    ("accept", "text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2"),  # Java's HttpURLConnection
+    *(("user-agent", text) for text in ("Java/17.0.9", "Go-http-client/1.1", "GuzzleHttp/7")),
+    ("user-agent", "Mozilla/5.0 (Windows NT; Windows NT 10.0; en-US) WindowsPowerShell/5.1.22621.963"),
+    ("accept-language", "*"),  # Node's fetch
+    ("sec-fetch-mode", "cors"),
+    ("sec-fetch-site", "none"),
+])  # fmt: skip
 def test_what_clients_send_by_default_is_let_in(header: tuple[str, str]) -> None:
     assert refuses("127.0.0.1", header) is None
 
@@ -209,3 +208,71 @@ def test_a_form_of_escapes_takes_little_memory() -> None:
         tracemalloc.stop()
     assert found == {"message": "A" * (2 << 20)}
     assert most < 40 << 20, "an object for each byte takes 150 MiB"
+
+
+# lmstfy's wire: what requests are read as, and the bytes of answers.
+
+
+@pytest.mark.parametrize(("body", "jobs"), [
+    (b'["a"]', [b'"a"']),
+    (b' [ {"b" : 1.50,"a":[ ]} , null,true ] \n', [b'{"b" : 1.50,"a":[ ]}', b"null", b"true"]),
+    (b'["\xff\x80", "gr\xc3\xbcn"]', [b'"\xff\x80"', b'"gr\xc3\xbcn"']),
+    (b"[" + b"9" * 5000 + b"]", [b"9" * 5000]),
+    (b"[" + b"1," * 63 + b"1]", [b"1"] * 64),
+    (b'["' + b"x" * (2**20 - 2) + b'"]', [b'"' + b"x" * (2**20 - 2) + b'"']),
+])  # fmt: skip
+def test_jobs_of_a_bulk_are_the_bytes_that_stand_in_the_array(body: bytes, jobs: list[bytes]) -> None:
+    assert wire.bulk_jobs(body) == jobs
+
+
+@pytest.mark.parametrize(("body", "status", "why"), [
+    *(
+        (body, 400, "request body should be an array of objects")
+        for body in (
+            b"", b"{}", b'"a"', b"[1", b"[1,]", b"[,1]", b"[1] 2", b"[NaN]", b"[Infinity]", b"[01]",
+            b"[1 2]", b'["\n"]', b"[" * 200_000, b"\xff", b"]",
+        )
+    ),
+    (b"[]", 400, "no jobs"),
+    (b" null ", 400, "no jobs"),
+    (b"[" + b"1," * 64 + b"1]", 400, "too many jobs"),
+    (b'["' + b"x" * (2**20 - 1) + b'"]', 413, "job too large"),
+    (b"[[" + b"[]," * 2**19 + b"[]]]", 413, "job too large"),
+    (b"[" + b"9" * (2**20 + 1) + b"]", 413, "job too large"),
+    (b"[" + b"1," * 64 + b"wrong, but one too many", 400, "too many jobs"),
+    (b"[" + b"[" * 65 + b"]" * 65 + b"]", 400, "request body should be an array of objects"),
+])  # fmt: skip
+def test_a_bulk_that_is_no_list_of_jobs_is_refused(body: bytes, status: int, why: str) -> None:
+    with pytest.raises(Refused) as refused:
+        wire.bulk_jobs(body)
+    assert (refused.value.status, refused.value.content) == (status, {"error": why})
+
+
+def test_a_ttl_is_rounded_to_seconds_and_never_looks_endless() -> None:
+    assert [wire.seconds_left(at, 1000) for at in (0, 11_000, 10_600, 10_400, 1100, 500)] == [
+        0, 10, 10, 9, 1, 1,
+    ]  # fmt: skip
+
+
+def test_job_ids_are_ulids_that_tell_when_they_were_made() -> None:
+    now = 1_764_000_000_123
+    plain, versioned = wire.new_job_id(now, 7, versioned=False), wire.new_job_id(now, 7, versioned=True)
+    assert (len(plain), len(versioned), versioned[0]) == (26, 27, "1")
+    assert plain != wire.new_job_id(now, 7, versioned=False)
+    assert set(plain) <= set(string.digits + string.ascii_uppercase) - set("ILOU")
+    assert wire.made_at(plain) == wire.made_at(versioned) == wire.made_at(plain.lower()) == now
+    assert wire.made_at("01ARZ3NDEKTSV4RRFFQ69G5FAV") == 1_469_922_850_259  # of the specification
+    assert wire.elapsed(plain, now + 5) == 5
+    assert wire.elapsed(plain, now - 5) == wire.elapsed("job", now) == wire.elapsed("U" * 26, now) == 0
+
+
+def test_a_bulk_of_too_much_is_refused_before_it_is_built() -> None:
+    tracemalloc.start()
+    try:
+        for body in (b"[[" + b"[]," * (5 << 20) + b"[]]]", b"[" + b"11," * (5 << 20) + b"1]"):
+            with pytest.raises(Refused):
+                wire.bulk_jobs(body)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 80 << 20, "the lists of 16 MiB take 300"

@@ -96,15 +96,12 @@ def test_what_is_allowed_by_its_reader() -> None:
             parse_object(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "values"),
-    [
-        ('{"a": [1, 2, {"b": []}]}', 6),
-        ('["a,b,[c]{", "\\\\", "\\",[,"]', 4),
-        ("[" + "[]," * 500, 1001),
-        ('["' + '","' * 500 + '"]', 501),
-    ],
-)
+@pytest.mark.parametrize(("text", "values"), [
+    ('{"a": [1, 2, {"b": []}]}', 6),
+    ('["a,b,[c]{", "\\\\", "\\",[,"]', 4),
+    ("[" + "[]," * 500, 1001),
+    ('["' + '","' * 500 + '"]', 501),
+])  # fmt: skip
 def test_values_are_counted_before_any_is_made_and_texts_count_once(text: str, values: int) -> None:
     data = text.encode() + b" " * 2000
     check_values(data, values + 1)

@@ -74,16 +74,13 @@ def test_the_parts_of_a_url_reach_the_connection() -> None:
     assert location.login(sentinel=True) == [("AUTH", "s s")]
 
 
-@pytest.mark.parametrize(
-    ("query", "checked", "verified"),
-    [
-        ("", True, ssl.CERT_REQUIRED),
-        ("?ssl_check_hostname=off", False, ssl.CERT_REQUIRED),
-        ("?ssl_cert_reqs=none", False, ssl.CERT_NONE),
-        ("?ssl_cert_reqs=none&ssl_check_hostname=false", False, ssl.CERT_NONE),
-        ("?ssl_cert_reqs=optional", True, ssl.CERT_OPTIONAL),
-    ],
-)
+@pytest.mark.parametrize(("query", "checked", "verified"), [
+    ("", True, ssl.CERT_REQUIRED),
+    ("?ssl_check_hostname=off", False, ssl.CERT_REQUIRED),
+    ("?ssl_cert_reqs=none", False, ssl.CERT_NONE),
+    ("?ssl_cert_reqs=none&ssl_check_hostname=false", False, ssl.CERT_NONE),
+    ("?ssl_cert_reqs=optional", True, ssl.CERT_OPTIONAL),
+])  # fmt: skip
 def test_over_tls_a_server_must_prove_its_name(query: str, checked: bool, verified: ssl.VerifyMode) -> None:
     for url in ("rediss://a", "rediss+sentinel://a/s", "rediss+cluster://a:1"):
         location = parse(url + query)
@@ -92,21 +89,18 @@ def test_over_tls_a_server_must_prove_its_name(query: str, checked: bool, verifi
         assert (context.check_hostname, context.verify_mode) == (checked, verified)
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "", "http://:canary@h", "redis://", "redis://:canary@a,b", "redis://:canary@h:x",
-        "redis://:canary@h:0", "redis://:canary@h/x", "redis://:canary@h?colour=canary",
-        "redis://:canary@h?ssl_ca_certs=/x", "redis+cluster://:canary@h/1",
-        "redis+sentinel://:canary@h", "redis+sentinel://:canary@h/a/b", "unix://:canary@host/path",
-        "unix+cluster:///path", "rediss://:canary@h?ssl_cert_reqs=canary",
-        "rediss://:canary@h?ssl_check_hostname=canary",
-        "rediss://:canary@h?ssl_ca_certs=/nowhere/ca.pem",
-        "rediss://:canary@h?ssl_ca_certs=" + "x" * 5000,
-        "rediss://:canary@h?ssl_keyfile=/nowhere/key.pem", "redis://:canary@[::1",
-        "redis://u:1#canary@h", "redis://u:1/canary@h", "redis://u:1?canary@h",
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("url", [
+    "", "http://:canary@h", "redis://", "redis://:canary@a,b", "redis://:canary@h:x",
+    "redis://:canary@h:0", "redis://:canary@h/x", "redis://:canary@h?colour=canary",
+    "redis://:canary@h?ssl_ca_certs=/x", "redis+cluster://:canary@h/1",
+    "redis+sentinel://:canary@h", "redis+sentinel://:canary@h/a/b", "unix://:canary@host/path",
+    "unix+cluster:///path", "rediss://:canary@h?ssl_cert_reqs=canary",
+    "rediss://:canary@h?ssl_check_hostname=canary",
+    "rediss://:canary@h?ssl_ca_certs=/nowhere/ca.pem",
+    "rediss://:canary@h?ssl_ca_certs=" + "x" * 5000,
+    "rediss://:canary@h?ssl_keyfile=/nowhere/key.pem", "redis://:canary@[::1",
+    "redis://u:1#canary@h", "redis://u:1/canary@h", "redis://u:1?canary@h",
+])  # fmt: skip
 def test_a_url_that_cannot_be_used_is_refused_without_showing_its_password(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(url)

@@ -269,15 +269,12 @@ def test_a_caller_gives_no_option_without_effect_but_a_row_may(options: dict[str
         stored.changed(**{field: options[field]})
 
 
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"every": 0.0625}, "every must be 1 s to 316224000 s, not 0.062 s"),
-        ({"every": timedelta(days=4000)}, "every must be 1 s to 316224000 s, not 345600000 s"),
-        ({"every": 60, "window": 30}, "window must be 60 s to 316224000 s, not 30 s"),
-        ({"every": 60, "jitter": -1}, "jitter must be 0 s to 86400 s, not -1 s"),
-    ],
-)
+@pytest.mark.parametrize(("options", "told"), [
+    ({"every": 0.0625}, "every must be 1 s to 316224000 s, not 0.062 s"),
+    ({"every": timedelta(days=4000)}, "every must be 1 s to 316224000 s, not 345600000 s"),
+    ({"every": 60, "window": 30}, "window must be 60 s to 316224000 s, not 30 s"),
+    ({"every": 60, "jitter": -1}, "jitter must be 0 s to 86400 s, not -1 s"),
+])  # fmt: skip
 def test_a_duration_out_of_bounds_is_refused_with_its_bounds(options: dict[str, Any], told: str) -> None:
     with pytest.raises(InvalidSchedule) as refused:
         defined("n", **options)

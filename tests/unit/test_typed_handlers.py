@@ -122,16 +122,13 @@ def test_a_payload_longer_than_an_attribute_is_the_body(toc: Toc, center: Timeou
     assert got == [long]
 
 
-@pytest.mark.parametrize(
-    ("payload", "why"),
-    [
-        (Remind("no"), "member: "),  # type: ignore[arg-type]
-        ({"member": 1}, "it is a dict, no Remind"),
-        (None, "it is a NoneType"),
-        (5, "it is a int"),
-        (CLOSE, "it is a CloseOrder"),
-    ],
-)
+@pytest.mark.parametrize(("payload", "why"), [
+    (Remind("no"), "member: "),  # type: ignore[arg-type]
+    ({"member": 1}, "it is a dict, no Remind"),
+    (None, "it is a NoneType"),
+    (5, "it is a int"),
+    (CLOSE, "it is a CloseOrder"),
+])  # fmt: skip
 def test_what_does_not_fit_is_refused_early(toc: Toc, center: TimeoutCenter, payload: Any, why: str) -> None:
     @center.handler("p.refused")
     def remind(what: Remind) -> None: ...

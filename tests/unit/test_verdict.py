@@ -69,23 +69,18 @@ def test_a_task_without_a_row_has_no_entry() -> None:
 SKEW = MAX_CLOCK_SKEW_MS
 
 
-@pytest.mark.parametrize(
-    ("changed", "what"),
-    [
-        ({}, Check.START), ({"next_time": NOW - 3_600_000}, Check.START),
-        ({"next_time": NOW + 1}, Check.SOON), ({"next_time": NOW + SKEW}, Check.SOON),
-        ({"next_time": NOW + SKEW + 1}, Check.ELSEWHERE),  # it was rescheduled, or the entry was too early
-        ({"next_time": NOW + SKEW + 5}, Check.ELSEWHERE), ({"lease": 5000}, Check.LEASED),
-        ({"lease": -1}, Check.LEASED), ({"lease": 5000, "next_time": NOW + SKEW}, Check.LEASED),
-        ({"lease": 5000, "next_time": NOW + SKEW + 1}, Check.ELSEWHERE),
-        ({"status": int(PROCESSED)}, Check.ELSEWHERE),
-        ({"status": int(CANCELLED), "lease": 5000}, Check.ELSEWHERE),
-        ({"status": int(DEAD)}, Check.ELSEWHERE),
-    ],
-)  # fmt: skip
-def test_an_entry_starts_only_when_its_row_is_pending_due_and_not_leased(
-    changed: dict[str, object], what: Check
-) -> None:
+@pytest.mark.parametrize(("changed", "what"), [
+    ({}, Check.START), ({"next_time": NOW - 3_600_000}, Check.START),
+    ({"next_time": NOW + 1}, Check.SOON), ({"next_time": NOW + SKEW}, Check.SOON),
+    ({"next_time": NOW + SKEW + 1}, Check.ELSEWHERE),  # it was rescheduled, or the entry was too early
+    ({"next_time": NOW + SKEW + 5}, Check.ELSEWHERE), ({"lease": 5000}, Check.LEASED),
+    ({"lease": -1}, Check.LEASED), ({"lease": 5000, "next_time": NOW + SKEW}, Check.LEASED),
+    ({"lease": 5000, "next_time": NOW + SKEW + 1}, Check.ELSEWHERE),
+    ({"status": int(PROCESSED)}, Check.ELSEWHERE),
+    ({"status": int(CANCELLED), "lease": 5000}, Check.ELSEWHERE),
+    ({"status": int(DEAD)}, Check.ELSEWHERE),
+])  # fmt: skip
+def test_an_entry_starts_only_of_a_pending_due_unleased_row(changed: dict[str, object], what: Check) -> None:
     assert check(row(**changed), now=NOW, taken=NOW) is what
 
 

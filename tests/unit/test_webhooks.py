@@ -374,9 +374,7 @@ ANSWERED = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
         (ANSWERED, ANSWERED, 200),
     ],
 )
-def test_a_receiver_that_sends_without_end_is_broken_off(
-    begin: bytes, flood: bytes, status: int | None
-) -> None:
+def test_a_receiver_that_sends_without_end_is_cut_off(begin: bytes, flood: bytes, status: int | None) -> None:
     broken = Event()
 
     def serve(listener: socket.socket) -> None:

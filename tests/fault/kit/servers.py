@@ -269,6 +269,13 @@ class ClockFile:
         fresh.replace(self.path)  # at once: nobody reads half of it
 
 
+def forget_clocks() -> None:
+    """Remove what libfaketime keeps in shared memory of processes that ended by a signal, or at once."""
+    for left in Path("/dev/shm").glob("*faketime_s?m_*"):
+        if not Path("/proc", left.name.rpartition("_")[2]).exists():
+            left.unlink(missing_ok=True)
+
+
 class ShiftedRedis(RedisServer):
     """A Valkey whose wall clock obeys ``clock``, also while it runs.
 

@@ -179,9 +179,7 @@ def test_while_a_slot_moves_it_is_shown_where_to_why_and_who_is_waited_for(pair:
         assert all(row.since for row in moving)
 
 
-def test_rebalance_tells_what_it_will_move_and_moves_exactly_that(
-    cluster: Cluster, seen: Callable[[str], list[str]]
-) -> None:
+def test_rebalance_moves_exactly_what_it_tells(cluster: Cluster, seen: Callable[[str], list[str]]) -> None:
     """With pins first and then without: loads are equal, topics are not."""
     cluster.start("h1")
     cluster.start("h2")

@@ -327,9 +327,7 @@ def test_a_job_waits_for_a_server_that_is_away_and_says_so(new_system: NewSystem
 
 
 @pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to read along")
-def test_a_server_that_hangs_holds_up_no_job_whose_tasks_are_elsewhere(
-    new_system: NewSystem, mariadb: MariaDB
-) -> None:
+def test_a_hanging_server_holds_up_no_job_of_other_servers(new_system: NewSystem, mariadb: MariaDB) -> None:
     with Proxy(mariadb.port) as proxy:
         system = new_system(database_urls=[mariadb.url, through(proxy, mariadb.url)], read_timeout=1.0)
         system.create_topics()

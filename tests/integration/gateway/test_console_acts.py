@@ -413,9 +413,7 @@ def through_proxy(new_system: NewSystem, mariadb: MariaDB) -> Iterator[tuple[Gat
             proxy.accept()
 
 
-def test_while_the_database_is_away_nothing_changes_and_what_was_typed_stays(
-    through_proxy: tuple[Gateway, Proxy],
-) -> None:
+def test_without_a_database_nothing_changes_and_text_stays(through_proxy: tuple[Gateway, Proxy]) -> None:
     gateway, proxy = through_proxy
     browser, job_id = Browser(gateway), gateway.submit(biz_id=1).body["job_id"]
     forms = {

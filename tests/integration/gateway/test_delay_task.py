@@ -92,9 +92,7 @@ def test_one_task_is_pulled_by_its_number(client: Client) -> None:
     assert client.pull("one", 17)["dm_error"] == 1
 
 
-def test_what_a_client_has_read_is_processed_however_soon_it_closes(
-    client: Client, dialects: Gateway
-) -> None:
+def test_what_a_client_has_read_is_processed_however_soon_it_goes(client: Client, dialects: Gateway) -> None:
     numbers = [client.add("close", 0, str(number)) for number in range(100)]
     assert {client.pulled("close")["content"] for _ in numbers} == {str(n) for n in range(100)}
     center = dialects.system.center
@@ -106,9 +104,7 @@ def test_what_a_client_has_read_is_processed_however_soon_it_closes(
     dialects.system.wait(lambda: not pending(), "processed", 10)
 
 
-def test_what_a_client_left_before_all_of_it_was_given_to_it_is_not_processed(
-    client: Client, dialects: Gateway
-) -> None:
+def test_what_a_client_left_before_it_had_all_is_not_processed(client: Client, dialects: Gateway) -> None:
     number = client.add("left", 0, "\x01" * MIB)  # each character is six in the answer
     body = json.dumps({"topic": "left"}).encode()
 
@@ -190,27 +186,24 @@ LARGE = (
 LARGEST = f"{WRONG}at most {6 * MIB + 65_536} bytes are allowed"
 
 
-@pytest.mark.parametrize(
-    ("call", "body", "message"),
-    [
-        *(("add", body, NO_TOPIC) for body in ({}, GOOD | {"topic": ""})),
-        ("add", GOOD | {"topic": 5}, WRONG + "topic must be a text"),
-        *(("add", GOOD | {"timing_moment": odd}, MOMENT) for odd in (0, -1, 10**12, None)),
-        *(("add", GOOD | {"timing_moment": odd}, NO_NUMBER) for odd in ("5", 1.5, True, 2**63)),
-        *(("add", GOOD | {"content": odd}, NO_CONTENT) for odd in (5, None, ["x"])),
-        ("add", GOOD | {"content": "c" * (MIB + 1)}, LARGE),
-        ("add", b'{"topic":"t","timing_moment":2000000000,"content":{"a":1e999}}', NO_JSON),
-        ("add", b'{"x":' + b"[" * 200_000, NO_JSON),
-        *((call, b"[]", NO_OBJECT) for call in ("add", "pull")),
-        *((call, odd, NO_JSON) for call in ("add", "pull") for odd in (b"", b"{", b'{"topic":"\xff"}')),
-        *((call, b" " * (7 * MIB), LARGEST) for call in ("add", "pull")),
-        *(("pull", body, NO_TOPIC) for body in ({}, {"topic": None})),
-        ("pull", {"topic": ["t"]}, WRONG + "topic must be a text"),
-        *(("pull", {"topic": "t", "task_id": odd}, NO_TASK_ID) for odd in ("5", 2**64)),
-        *(("pull", {"topic": "t", "task_id": odd}, UNKNOWN) for odd in (-5, 17)),
-        ("pull", {"topic": "中" * 255}, "没有到期的任务"),
-    ],
-)
+@pytest.mark.parametrize(("call", "body", "message"), [
+    *(("add", body, NO_TOPIC) for body in ({}, GOOD | {"topic": ""})),
+    ("add", GOOD | {"topic": 5}, WRONG + "topic must be a text"),
+    *(("add", GOOD | {"timing_moment": odd}, MOMENT) for odd in (0, -1, 10**12, None)),
+    *(("add", GOOD | {"timing_moment": odd}, NO_NUMBER) for odd in ("5", 1.5, True, 2**63)),
+    *(("add", GOOD | {"content": odd}, NO_CONTENT) for odd in (5, None, ["x"])),
+    ("add", GOOD | {"content": "c" * (MIB + 1)}, LARGE),
+    ("add", b'{"topic":"t","timing_moment":2000000000,"content":{"a":1e999}}', NO_JSON),
+    ("add", b'{"x":' + b"[" * 200_000, NO_JSON),
+    *((call, b"[]", NO_OBJECT) for call in ("add", "pull")),
+    *((call, odd, NO_JSON) for call in ("add", "pull") for odd in (b"", b"{", b'{"topic":"\xff"}')),
+    *((call, b" " * (7 * MIB), LARGEST) for call in ("add", "pull")),
+    *(("pull", body, NO_TOPIC) for body in ({}, {"topic": None})),
+    ("pull", {"topic": ["t"]}, WRONG + "topic must be a text"),
+    *(("pull", {"topic": "t", "task_id": odd}, NO_TASK_ID) for odd in ("5", 2**64)),
+    *(("pull", {"topic": "t", "task_id": odd}, UNKNOWN) for odd in (-5, 17)),
+    ("pull", {"topic": "中" * 255}, "没有到期的任务"),
+])  # fmt: skip
 def test_a_mistake_is_said_and_no_more(client: Client, call: str, body: Any, message: str) -> None:
     more = '"task_id":0' if call == "add" else '"content":""'
     assert client(call, body).body.decode() == f'{{"dm_error":1,"error_msg":"{message}",{more}}}'
@@ -232,9 +225,7 @@ def test_the_largest_content_and_names_of_255_characters_are_taken(client: Clien
     assert client.pull("中" * 255, number)["content"] == "c" * MIB
 
 
-def test_content_with_sn_and_url_is_a_callback_to_that_path_of_the_target(
-    client: Client, dialects: Gateway
-) -> None:
+def test_content_with_sn_and_url_is_a_callback_to_that_path(client: Client, dialects: Gateway) -> None:
     content = '{"sn":"shop","url":"/paid?x=1","n":1}'
     call = {"topic": "hooks", "timing_moment": int(time.time()), "content": content}
     refused = client("add", call).json

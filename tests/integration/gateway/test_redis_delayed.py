@@ -62,14 +62,9 @@ def test_a_job_lives(client: Client) -> None:
     first = client.popped("life")
     assert time.time() * 1000 >= date
     assert first == {
-        "delayTime": 1500,
-        "id": "7",
-        "message": "ü &=中",
-        "retryCount": 0,
-        "status": "reserved",
-        "topic": "life",
-        "ttrTime": 1000,
-    }
+        "delayTime": 1500, "id": "7", "message": "ü &=中", "retryCount": 0, "status": "reserved",
+        "topic": "life", "ttrTime": 1000,
+    }  # fmt: skip
     assert client.popped("life")["retryCount"] == 1
     assert_is(client.finish(7), "success", TEXT)
     client.add(id=8, topic="life", delayTime=1300)  # later than the end of its ttr
@@ -113,44 +108,41 @@ TOO_LARGE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("method", "target", "body", "status", "message"),
-    [
-        ("POST", "/delay/add", {**JOB, "id": None}, 400, NO_ID),
-        ("POST", "/delay/add", b"", 400, "Required String parameter 'delayTime' is not present"),
-        *(
-            ("POST", "/delay/add", {**JOB, "id": odd}, 400, ID)
-            for odd in ("x", "-1", "\u0663", 2**63, "9" * 5000)
-        ),
-        ("POST", "/delay/add", {**JOB, "topic": ""}, 400, NO_TOPIC),
-        *(
-            ("POST", "/delay/add", {**JOB, "delayTime": odd}, 400, DELAY)
-            for odd in ("1.5", "true", 315_360_000_001)
-        ),
-        *(("POST", "/delay/add", {**JOB, "ttrTime": odd}, 400, TTR) for odd in (0, "x")),
-        ("POST", "/delay/add", {**JOB, "message": "m" * (MIB + 1)}, 413, TOO_LARGE),
-        *(("POST", "/delay/add", odd, 400, NOT_UTF8) for odd in (b"id=%ff&topic=x", b"id=1&topic=\xff")),
-        ("POST", "/delay/add", b"x" * (7 * MIB), 413, f"at most {6 * MIB + 65_536} bytes are allowed"),
-        ("POST", "/delay/add", b"&".join(b"a%d=1" % n for n in range(31)), 400, TOO_MANY),
-        ("GET", "/delay/pop", b"", 400, NO_TOPIC),
-        ("GET", "/delay/pop?topic=%ff", b"", 400, NOT_UTF8),
-        *(
-            ("DELETE", f"/delay/{call}{query}", b"", 400, message)
-            for call in ("finish", "delete")
-            for message, queries in (
-                (NO_JOB_ID, ("", "?jobId=")),
-                (JOB_ID, ("?jobId=abc", "?jobId=1e3")),
-                (NOT_UTF8, ("?jobId=%ff",)),
-            )
-            for query in queries
-        ),
-        *(
-            (method, f"/delay/{call}", b"", 405, f"Request method '{method}' not supported")
-            for method, call in (("GET", "add"), ("POST", "pop"), ("GET", "finish"), ("POST", "delete"))
-        ),
-        ("GET", "/nothing", b"", 404, "No message available"),
-    ],
-)
+@pytest.mark.parametrize(("method", "target", "body", "status", "message"), [
+    ("POST", "/delay/add", {**JOB, "id": None}, 400, NO_ID),
+    ("POST", "/delay/add", b"", 400, "Required String parameter 'delayTime' is not present"),
+    *(
+        ("POST", "/delay/add", {**JOB, "id": odd}, 400, ID)
+        for odd in ("x", "-1", "\u0663", 2**63, "9" * 5000)
+    ),
+    ("POST", "/delay/add", {**JOB, "topic": ""}, 400, NO_TOPIC),
+    *(
+        ("POST", "/delay/add", {**JOB, "delayTime": odd}, 400, DELAY)
+        for odd in ("1.5", "true", 315_360_000_001)
+    ),
+    *(("POST", "/delay/add", {**JOB, "ttrTime": odd}, 400, TTR) for odd in (0, "x")),
+    ("POST", "/delay/add", {**JOB, "message": "m" * (MIB + 1)}, 413, TOO_LARGE),
+    *(("POST", "/delay/add", odd, 400, NOT_UTF8) for odd in (b"id=%ff&topic=x", b"id=1&topic=\xff")),
+    ("POST", "/delay/add", b"x" * (7 * MIB), 413, f"at most {6 * MIB + 65_536} bytes are allowed"),
+    ("POST", "/delay/add", b"&".join(b"a%d=1" % n for n in range(31)), 400, TOO_MANY),
+    ("GET", "/delay/pop", b"", 400, NO_TOPIC),
+    ("GET", "/delay/pop?topic=%ff", b"", 400, NOT_UTF8),
+    *(
+        ("DELETE", f"/delay/{call}{query}", b"", 400, message)
+        for call in ("finish", "delete")
+        for message, queries in (
+            (NO_JOB_ID, ("", "?jobId=")),
+            (JOB_ID, ("?jobId=abc", "?jobId=1e3")),
+            (NOT_UTF8, ("?jobId=%ff",)),
+        )
+        for query in queries
+    ),
+    *(
+        (method, f"/delay/{call}", b"", 405, f"Request method '{method}' not supported")
+        for method, call in (("GET", "add"), ("POST", "pop"), ("GET", "finish"), ("POST", "delete"))
+    ),
+    ("GET", "/nothing", b"", 404, "No message available"),
+])  # fmt: skip
 def test_a_mistake_is_answered_as_by_the_framework_of_the_original(
     client: Client, method: str, target: str, body: Any, status: int, message: str
 ) -> None:

@@ -136,45 +136,37 @@ NO_OBJECTS = [
 BY_ID = ("/finish", "/delete", "/get")
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "message"),
-    [
-        *(("/push", GOOD | {"id": odd}, NO_ID) for odd in ("", " \t", None)),
-        *(("/push", body, NO_ID) for body in (b"{}", b"null")),
-        *(("/push", body, NO_TOPIC) for body in (GOOD | {"topic": " "}, {"id": "i"})),
-        *(("/push", GOOD | {"delay": odd}, DELAY) for odd in (0, -1, 2**31, None)),
-        *(("/push", GOOD | {"ttr": odd}, TTR) for odd in (0, 86401)),
-        *(("/push", GOOD | odd, NO_JSON) for odd in WRONG_TYPES + TOO_LONG),
-        *(("/pop", {"topic": odd}, NO_TOPIC_TO_POP) for odd in ("  ", None)),
-        ("/pop", {"topic": 1}, NO_JSON),
-        *((path, {"id": odd}, NO_ID) for path in BY_ID for odd in ("", " ", None)),
-        *((path, {"id": odd}, NO_JSON) for path in BY_ID for odd in (5, False, ["i"])),
-        *((path, body, NO_JSON) for path in ("/push", "/pop", *BY_ID) for body in NO_OBJECTS),
-        ("/finish", b"null", NO_ID),
-        ("/delete", b"\x00", NO_JSON),
-    ],
-)
-def test_a_mistake_is_answered_in_the_words_of_the_original(
-    youzan: Client, path: str, body: Any, message: str
-) -> None:
+@pytest.mark.parametrize(("path", "body", "message"), [
+    *(("/push", GOOD | {"id": odd}, NO_ID) for odd in ("", " \t", None)),
+    *(("/push", body, NO_ID) for body in (b"{}", b"null")),
+    *(("/push", body, NO_TOPIC) for body in (GOOD | {"topic": " "}, {"id": "i"})),
+    *(("/push", GOOD | {"delay": odd}, DELAY) for odd in (0, -1, 2**31, None)),
+    *(("/push", GOOD | {"ttr": odd}, TTR) for odd in (0, 86401)),
+    *(("/push", GOOD | odd, NO_JSON) for odd in WRONG_TYPES + TOO_LONG),
+    *(("/pop", {"topic": odd}, NO_TOPIC_TO_POP) for odd in ("  ", None)),
+    ("/pop", {"topic": 1}, NO_JSON),
+    *((path, {"id": odd}, NO_ID) for path in BY_ID for odd in ("", " ", None)),
+    *((path, {"id": odd}, NO_JSON) for path in BY_ID for odd in (5, False, ["i"])),
+    *((path, body, NO_JSON) for path in ("/push", "/pop", *BY_ID) for body in NO_OBJECTS),
+    ("/finish", b"null", NO_ID),
+    ("/delete", b"\x00", NO_JSON),
+])  # fmt: skip
+def test_a_mistake_is_answered_as_by_the_original(youzan: Client, path: str, body: Any, message: str) -> None:
     assert_is(youzan(path, body), wrong(message))
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        *(({"command": "add", **GOOD, "id": odd}, NO_ID) for odd in ("", None)),
-        ({"command": "add", **GOOD, "topic": ""}, NO_TOPIC),
-        ({"command": "add", **GOOD, "delay": 0}, DELAY),
-        ({"command": "add", **GOOD, "ttr": 0}, TTR),
-        *(({"command": "add", **GOOD, **odd}, NO_JSON) for odd in WRONG_TYPES + TOO_LONG),
-        ({"command": "pop"}, NO_TOPIC_TO_POP),
-        *(({"command": command}, NO_ID) for command in ("finish", "delete")),
-        *(({"command": command, "id": 5}, NO_JSON) for command in ("finish", "delete")),
-        *((body, NO_JSON) for body in ({"command": "push", **GOOD}, {"command": "pop", "topic": 5})),
-        *((body, NO_JSON) for body in ({"command": 1}, {}, b'{"command":"pop","topic":"\xff"}', *NO_OBJECTS)),
-    ],
-)
+@pytest.mark.parametrize(("body", "message"), [
+    *(({"command": "add", **GOOD, "id": odd}, NO_ID) for odd in ("", None)),
+    ({"command": "add", **GOOD, "topic": ""}, NO_TOPIC),
+    ({"command": "add", **GOOD, "delay": 0}, DELAY),
+    ({"command": "add", **GOOD, "ttr": 0}, TTR),
+    *(({"command": "add", **GOOD, **odd}, NO_JSON) for odd in WRONG_TYPES + TOO_LONG),
+    ({"command": "pop"}, NO_TOPIC_TO_POP),
+    *(({"command": command}, NO_ID) for command in ("finish", "delete")),
+    *(({"command": command, "id": 5}, NO_JSON) for command in ("finish", "delete")),
+    *((body, NO_JSON) for body in ({"command": "push", **GOOD}, {"command": "pop", "topic": 5})),
+    *((body, NO_JSON) for body in ({"command": 1}, {}, b'{"command":"pop","topic":"\xff"}', *NO_OBJECTS)),
+])  # fmt: skip
 def test_a_mistake_in_a_command_is_answered_in_its_form(youzan: Client, body: Any, message: str) -> None:
     assert_is(youzan("/", body), refused(message))
 
@@ -289,9 +281,7 @@ def test_only_own_rows_are_touched(youzan: Client, dialects: Gateway) -> None:
 
 
 @pytest.mark.parametrize("topic", ["youzan.own", "lmstfy.ns.q", "delay-task-callback.x"])
-def test_native_doors_neither_create_topics_of_dialects_nor_submit_to_them(
-    dialects: Gateway, topic: str
-) -> None:
+def test_native_doors_neither_create_topics_of_dialects_nor_fill_them(dialects: Gateway, topic: str) -> None:
     center, task = dialects.system.center, {"biz_id": 1, "delay": 60}
     said = [
         dialects.call("POST", "/v1/topics", {"name": topic, "biz_type": 77, "slot_amount": 4}),

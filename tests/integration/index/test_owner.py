@@ -180,16 +180,13 @@ def test_a_cluster_that_stops_with_one_node_is_warned_of(launch: Launch) -> None
     assert "cluster-require-full-coverage" in what
 
 
-@pytest.mark.parametrize(
-    ("facts", "fit"),
-    [
-        ({"redis_version": "7.0.0"}, True),
-        ({"redis_version": "6.2.14"}, False),
-        ({"redis_version": "10.1"}, True),
-        ({"redis_version": "7.2.4", "valkey_version": "8.0.1"}, True),
-        ({}, False),
-    ],
-)
+@pytest.mark.parametrize(("facts", "fit"), [
+    ({"redis_version": "7.0.0"}, True),
+    ({"redis_version": "6.2.14"}, False),
+    ({"redis_version": "10.1"}, True),
+    ({"redis_version": "7.2.4", "valkey_version": "8.0.1"}, True),
+    ({}, False),
+])  # fmt: skip
 def test_servers_older_than_7_are_refused(facts: dict[str, str], fit: bool) -> None:
     fine = {"role": "master", "maxmemory_policy": "noeviction", "aof_enabled": "1"}
     found = list(preflight.unfit(fine | facts, None, None, None, Topology.SINGLE))

@@ -158,9 +158,7 @@ def test_a_message_that_is_no_instant_means_look_now(
     assert [ear.next(), ear.next()] == [(SLOT, 0), (SLOT, 100)]
 
 
-def test_each_node_of_a_cluster_is_heard_on_a_connection_of_its_own(
-    clean_cluster: RedisCluster, listen: Listen
-) -> None:
+def test_each_node_is_heard_on_a_connection_of_its_own(clean_cluster: RedisCluster, listen: Listen) -> None:
     queues = Queues(clean_cluster.url)
     slots = [Slot("order.close", number) for number in range(64)]
     ear = listen(queues, slots)

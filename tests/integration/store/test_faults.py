@@ -145,9 +145,7 @@ def test_a_nack_whose_answer_was_lost_is_written_once_and_its_lease_is_gone(
     assert len(through_proxy.history(due.job_id)) == 1
 
 
-def test_a_failed_try_whose_answer_was_lost_is_charged_once(
-    through_proxy: Store, proxy: Proxy, new_row: NewRow
-) -> None:
+def test_an_unanswered_failure_is_charged_once(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:
     row = new_row()
     insert(through_proxy, row)
     proxy.eat(b"SET attempts=1")
@@ -253,9 +251,7 @@ def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:
     store.close()
 
 
-def test_a_row_that_the_server_refuses_to_write_holds_up_no_other(
-    mysql_store: Store, new_row: NewRow, root: Engine
-) -> None:
+def test_a_refused_row_holds_up_no_other(mysql_store: Store, new_row: NewRow, root: Engine) -> None:
     """A damaged page, or a trigger or constraint that somebody has added."""
     rows = [new_row(biz_id=7) for _ in range(20)]
     insert_many(mysql_store, rows)

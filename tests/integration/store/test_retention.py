@@ -228,9 +228,7 @@ def test_finished_rows_alone_go_when_their_retention_is_over(fresh_store: Store,
     assert purging.left(kept) == ids(*kept[2:]), "the others' time has come"
 
 
-def test_rows_that_others_keep_are_passed_even_if_thousands_ended_in_one_instant(
-    fresh_store: Store, old_row: NewRow
-) -> None:
+def test_kept_rows_are_passed_however_many_ended_at_once(fresh_store: Store, old_row: NewRow) -> None:
     purging = Purging(fresh_store, brief=3600, long=100 * 3600)
     kept = [old_row(50 * HOUR, biz_type=8, biz_id=1) for _ in range(3 * LARGE_PAGE)]
     gone = [old_row(50 * HOUR - n, biz_type=7, biz_id=1) for n in (0, 1)]

@@ -146,9 +146,7 @@ def recorded(system: System) -> System:
     return system
 
 
-def test_the_keys_of_one_slot_that_vanish_are_noticed_by_its_owner(
-    recorded: System, clean_redis: RedisServer
-) -> None:
+def test_vanished_keys_of_a_slot_are_noticed_by_its_owner(recorded: System, clean_redis: RedisServer) -> None:
     recorded.center.submit_many([NewTask("test.sync", n, 600) for n in range(500)])
     keys = recorded.center.queues.keys(Slot("test.sync", 3))
     held = claims(recorded)

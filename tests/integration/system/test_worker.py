@@ -107,9 +107,7 @@ def test_no_more_handlers_of_a_topic_run_at_once_than_it_allows(system: System) 
 
 
 @pytest.mark.parametrize("topic", calls.TOPICS)
-def test_a_topic_that_is_limited_does_not_hold_up_another_nor_is_much_of_it_taken_ahead(
-    system: System, topic: str
-) -> None:
+def test_a_limited_topic_holds_up_no_other_nor_is_much_of_it_taken_ahead(system: System, topic: str) -> None:
     _start(system, concurrency=1)
     for n in range(4):  # so that it is known to be slow
         job_id = system.center.submit(topic, biz_id=n, delay=0.1, attribute={"sleep": 0.5})
