@@ -99,9 +99,10 @@ def test_a_body_goes_in_and_comes_out_byte_by_byte(contract: Contract, tmp_path:
     body, root, path = bytes(range(256)) * 3000, Path(__file__).parents[2], str(tmp_path / "body")
 
     def toc(*words: str, given: bytes = b"") -> bytes:
-        done = forks.run_bytes(words, env=contract.env, directory=root, given=given)
+        text = given.decode("latin-1")
+        done = forks.run(words, env=contract.env, directory=root, given=text, encoding="latin-1")
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done.stdout.encode("latin-1")
 
     words = ("submit", "c.plain", "--biz-id", "8", "--delay", "1h", "--dedup-key", "body")
     job_id = toc(*words, "--body-file", "-", "--content-type", "image/x", given=body).decode().strip()

@@ -190,37 +190,6 @@ def start_daemon(
         )
 
 
-def run_bytes(
-    words: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    module: str | None = None,
-    directory: Path | str | None = None,
-    given: bytes = b"",
-    timeout: float = 240,
-) -> subprocess.CompletedProcess[bytes]:
-    """Run ``toc WORDS``, or ``python -m MODULE WORDS``, to its end; ``given`` is what it reads.
-
-    Raises subprocess.TimeoutExpired.
-    """
-    if not forkable(env):
-        command = [sys.executable, "-m", module or "toc", *words]
-        return subprocess.run(
-            command, env=env, cwd=directory, input=given, capture_output=True, timeout=timeout, check=False
-        )
-    with tempfile.TemporaryDirectory(prefix="toc-") as name:
-        streams = {stream: str(Path(name, stream)) for stream in STREAMS}
-        Path(streams["stdin"]).write_bytes(given)
-        process = start(words, env=env, module=module, directory=directory, streams=streams)
-        try:
-            process.wait(timeout)
-        finally:
-            process.kill()
-            code = process.wait()
-        out, err = (Path(streams[stream]).read_bytes() for stream in ("stdout", "stderr"))
-        return subprocess.CompletedProcess(words, code, out, err)
-
-
 def run(
     words: Sequence[str],
     *,
@@ -229,15 +198,31 @@ def run(
     directory: Path | str | None = None,
     given: str = "",
     timeout: float = 240,
+    encoding: str = "utf-8",
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``toc WORDS``, or ``python -m MODULE WORDS``, to its end, with text for bytes.
+    """Run ``toc WORDS``, or ``python -m MODULE WORDS``, to its end; ``given`` is what it reads.
 
-    Raises subprocess.TimeoutExpired.
+    ``encoding``: latin-1 where bytes are meant. Raises subprocess.TimeoutExpired.
     """
-    done = run_bytes(
-        words, env=env, module=module, directory=directory, given=given.encode(), timeout=timeout
-    )
-    return subprocess.CompletedProcess(words, done.returncode, done.stdout.decode(), done.stderr.decode())
+    sent = given.encode(encoding)
+    if not forkable(env):
+        command = [sys.executable, "-m", module or "toc", *words]
+        done = subprocess.run(
+            command, env=env, cwd=directory, input=sent, capture_output=True, timeout=timeout, check=False
+        )
+        code, out, err = done.returncode, done.stdout, done.stderr
+    else:
+        with tempfile.TemporaryDirectory(prefix="toc-") as name:
+            streams = {stream: str(Path(name, stream)) for stream in STREAMS}
+            Path(streams["stdin"]).write_bytes(sent)
+            process = start(words, env=env, module=module, directory=directory, streams=streams)
+            try:
+                process.wait(timeout)
+            finally:
+                process.kill()
+                code = process.wait()
+            out, err = (Path(streams[stream]).read_bytes() for stream in ("stdout", "stderr"))
+    return subprocess.CompletedProcess(words, code, out.decode(encoding), err.decode(encoding))
 
 
 def put_on_path(directory: Path) -> None:

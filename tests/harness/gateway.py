@@ -101,12 +101,7 @@ class Gateway:
         """Make a token, and wait until the gateway knows it."""
         center = self.system.center
         made = create_token(
-            center,
-            name,
-            roles=[Role(role) for role in roles],
-            topics=list(topics),
-            by="test",
-            **limits,
+            center, name, roles=[Role(role) for role in roles], topics=list(topics), by="test", **limits
         )
         self.tokens[name] = made.secret
         assert until(lambda: self.call("GET", "/v1/nothing").status == 404, 10)

@@ -13,8 +13,7 @@ from harness.patience import until
 from harness.receiver import Receiver, Reply
 from harness.system import System
 
-from toc import Settings, TimeoutCenter
-from toc.model.task import TaskStatus
+from toc import Settings, TaskStatus, TimeoutCenter
 from toc.store.records.targets import new_key
 
 JSON = "application/json; charset=utf-8"

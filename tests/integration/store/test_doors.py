@@ -13,7 +13,7 @@ from fault.kit.proxy import Proxy
 from harness.clocks import StandingClock
 from harness.rows import NewRow, change, insert_many, known
 
-from toc import NewTask, Settings, TimeoutCenter
+from toc import NewTask, Settings, TaskStatus, TimeoutCenter
 from toc.model.access import Role, Token
 from toc.model.clock import Clock
 from toc.model.errors import (
@@ -26,7 +26,6 @@ from toc.model.errors import (
     UnknownToken,
     UnknownTopic,
 )
-from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, Template, Topic
 from toc.operate.audit import audited
 from toc.operate.templates import ensure_topic
