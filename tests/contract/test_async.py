@@ -214,7 +214,7 @@ def test_a_submit_whose_await_is_cancelled_says_which_job_id_may_be_stored(contr
     run(contract, steps)
 
 
-async def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> None:
+def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> None:
     center = AsyncTimeoutCenter(contract.settings)
 
     async def submits() -> list[int]:
@@ -233,7 +233,11 @@ async def test_it_works_on_several_loops_and_after_its_close(contract: Contract)
     other.join()
     found += anyio.run(closed, backend="asyncio")
     assert len(set(found)) == 40
-    await center.close()
+
+    async def end() -> None:
+        await center.close()
+
+    asyncio.run(end())
 
 
 def test_handlers_of_a_worker_await_the_same_center_on_their_own_loop(contract: Contract) -> None:
