@@ -145,12 +145,13 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, machine: Machine, launc
 
 
 @pytest.fixture
-def resumed(mariadb: MariaDB) -> Iterator[MariaDB]:
-    """The shared MariaDB, which goes on after the test whatever happens."""
+def resumed(case: Case) -> Iterator[MariaDB]:
+    """The shared MariaDB, which goes on after the test whatever happens, before its databases are dropped."""
+    assert case.prefix
     try:
-        yield mariadb
+        yield case.mariadb
     finally:
-        mariadb.resume()
+        case.mariadb.resume()
 
 
 @pytest.fixture

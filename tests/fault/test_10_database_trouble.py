@@ -508,12 +508,11 @@ def test_due_tasks_run_though_the_idle_connections_of_their_worker_were_forgotte
 
 
 @pytest.fixture
-def halted(mariadb: MariaDB, clean_redis: RedisServer) -> Iterator[dict[str, MariaDB | RedisServer]]:
+def halted(resumed: MariaDB, clean_redis: RedisServer) -> Iterator[dict[str, MariaDB | RedisServer]]:
     """Both servers, which go on after the test whatever happens."""
     try:
-        yield {"mysql": mariadb, "redis": clean_redis}
+        yield {"mysql": resumed, "redis": clean_redis}
     finally:
-        mariadb.resume()
         clean_redis.resume()
 
 
