@@ -151,14 +151,9 @@ def step(definition: Definition, state: State, now: int, *, ended: bool) -> Step
 
 
 def change(
-    before: Definition,
-    state: State,
-    definition: Definition,
-    planned: Sequence[Planned],
-    now: int,
-    *,
+    before: Definition, state: State, definition: Definition, planned: Sequence[Planned], now: int, *,
     paused: bool | None,
-) -> Change:
+) -> Change:  # fmt: skip
     """Return what it means to change a schedule from ``before`` to ``definition`` at ``now``.
 
     ``planned``, in order, are due later than now, by NEAR_MS unless it pauses. ``paused`` is None if it
@@ -186,16 +181,12 @@ def change(
     skips = definition.overlap is Overlap.SKIP and before.overlap is not Overlap.SKIP
     drops = state.buffered is not None and (pausing or skips)
     after_this = state._replace(
-        paused=pausing,
-        after=after,
+        paused=pausing, after=after,
         next_time=None if calendar is None else next(calendar.after(after), None),
-        look=None if pausing else now,
-        buffered=None if drops else state.buffered,
-        skipped=state.skipped + drops,
-        fired=state.fired - len(planned) + len(instead),
-        missed=state.missed + missed,
-        missed_at=now if missed else state.missed_at,
-    )
+        look=None if pausing else now, buffered=None if drops else state.buffered,
+        skipped=state.skipped + drops, fired=state.fired - len(planned) + len(instead),
+        missed=state.missed + missed, missed_at=now if missed else state.missed_at,
+    )  # fmt: skip
     return Change(instead, after_this)
 
 

@@ -105,15 +105,9 @@ class AuditTable(RecordTable):
         self._record(action_id, actor, action, target, phase=RESULT, details="{}", result=result)
 
     def list(
-        self,
-        limit: int,
-        *,
-        actor: str | None = None,
-        action: str | None = None,
-        target: str | None = None,
-        since: int | None = None,
-        below: int | None = None,
-    ) -> Sequence[AuditRow]:
+        self, limit: int, *, actor: str | None = None, action: str | None = None,
+        target: str | None = None, since: int | None = None, below: int | None = None,
+    ) -> Sequence[AuditRow]:  # fmt: skip
         """Return actions, the latest first: at most ``limit``, begun since ``since`` (ms).
 
         ``below``: only those with a smaller audit_id, for the next page. The other filters are exact.

@@ -119,16 +119,9 @@ class BulkTable(RecordTable):
         return [name for name in found if self._change(column.name == name, free, **values) == 1]
 
     def save(
-        self,
-        name: str,
-        owner: int,
-        *,
-        done: int,
-        counts: Mapping[str, int],
-        error: str | None = None,
-        part: tuple[int, bytes] | None = None,
-        state: BulkState | None = None,
-    ) -> BulkState | None:
+        self, name: str, owner: int, *, done: int, counts: Mapping[str, int], error: str | None = None,
+        part: tuple[int, bytes] | None = None, state: BulkState | None = None,
+    ) -> BulkState | None:  # fmt: skip
         """Write how far a claimed job came, with the outcomes of a ``part``, and keep its lease.
 
         ``error``: None leaves what there is.

@@ -349,13 +349,9 @@ class ScheduleTable:
         return Moved(list(done.values()), failed)
 
     def change(
-        self,
-        stored: StoredSchedule,
-        definition: Definition,
-        state: State,
-        cancelled: Sequence[Planned] = (),
-        instead: Iterable[TaskRow] = (),
-    ) -> StoredSchedule | None:
+        self, stored: StoredSchedule, definition: Definition, state: State,
+        cancelled: Sequence[Planned] = (), instead: Iterable[TaskRow] = (),
+    ) -> StoredSchedule | None:  # fmt: skip
         """Give a schedule another definition and state, and cancel occurrences that have not started.
 
         ``instead``: tasks that replace them. Returns None if another process has changed the schedule, or one
@@ -374,15 +370,9 @@ class ScheduleTable:
         return self._change(stored, stored.state, cancelled, delete=True)
 
     def _change(
-        self,
-        stored: StoredSchedule,
-        state: State,
-        cancelled: Sequence[Planned],
-        instead: Iterable[TaskRow] = (),
-        *,
-        anew: tuple[str, str] | None = None,
-        delete: bool = False,
-    ) -> bool:
+        self, stored: StoredSchedule, state: State, cancelled: Sequence[Planned],
+        instead: Iterable[TaskRow] = (), *, anew: tuple[str, str] | None = None, delete: bool = False,
+    ) -> bool:  # fmt: skip
         table, change_id, now = self.table_of(stored.name), _change_id(), self._clock.now_ms()
         server, name = self._shards.server_of[table], self._shards.names[table]
         ours = self._ours(table, stored, change_id)
@@ -481,14 +471,9 @@ class ScheduleTable:
         )
 
     def _update(
-        self,
-        server: DatabaseServer,
-        table: int,
-        stored: StoredSchedule,
-        state: State,
-        change_id: int,
+        self, server: DatabaseServer, table: int, stored: StoredSchedule, state: State, change_id: int,
         anew: tuple[str, str] | None = None,
-    ) -> Statement:
+    ) -> Statement:  # fmt: skip
         # Only what differs: a column that was damaged by hand cannot be written as it was read.
         sets = [
             f"{column}={_literal(server, field, state)}"

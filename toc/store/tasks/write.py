@@ -91,13 +91,9 @@ class Writer:
     """Stores and replaces tasks. Thread-safe."""
 
     def __init__(
-        self,
-        shards: Shards,
-        job_ids: JobIds,
-        stamp: Callable[[], int],
-        remembered: requests.Requests,
+        self, shards: Shards, job_ids: JobIds, stamp: Callable[[], int], remembered: requests.Requests,
         clock: Clock,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._shards = shards
         self._requests = remembered
         self._job_ids = job_ids
@@ -401,14 +397,9 @@ class Writer:
         return row._replace(job_id=self._job_ids.another(row.job_id))
 
     def _known(
-        self,
-        server: DatabaseServer,
-        wanted: Iterable[Submission],
-        also: Iterable[int] = (),
-        *,
-        ids: bool = False,
-        wait: bool = True,
-    ) -> _Known:
+        self, server: DatabaseServer, wanted: Iterable[Submission], also: Iterable[int] = (), *,
+        ids: bool = False, wait: bool = True,
+    ) -> _Known:  # fmt: skip
         """Return the rows with the names of these, and answers to their requests; with ``ids`` those with
         their job_ids; and those with the job_ids ``also``.
 
