@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -15,6 +15,7 @@ import pytest
 import standardwebhooks
 from harness.rows import known
 
+from toc.index.messages import PermitRequest, Permits
 from toc.model.errors import InvalidTarget
 from toc.model.raised import Postponed, Sent, Undelivered, raised
 from toc.model.target import Allow, literal
@@ -23,7 +24,7 @@ from toc.model.topic import Topic
 from toc.model.verdict import Check, after_failure, check
 from toc.webhooks.answers import Meaning, Response, excerpt, meaning, retry_after
 from toc.webhooks.connect import Resolver, refusal
-from toc.webhooks.limiter import FAILURES, FIRST_SECONDS, Breaker
+from toc.webhooks.limiter import FAILURES, FIRST_SECONDS, FORGET_SECONDS, Breaker, Capacity, Limiter
 from toc.webhooks.request import plain, signature
 from toc.webhooks.sender import Sender, check_headers, reason
 
@@ -475,3 +476,57 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
         answer = send("http://192.0.2.1:9/", Allow(["http://192.0.2.1:9"]))
         assert "documentation" in answer.text
         assert not met()
+
+
+class Generous:
+    """Stands for Redis, and grants all that is wanted. Counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __call__(self, asked: Mapping[str, PermitRequest]) -> dict[str, Permits]:
+        self.asked += 1
+        return {name: Permits(one.wanted, 0, 0, 1) for name, one in asked.items()}
+
+
+def test_targets_at_rest_cost_the_others_nothing_however_many_there_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Watched(Capacity):
+        looks = 0
+
+        def __getattribute__(self, name: str) -> object:
+            Watched.looks += 1
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr("toc.webhooks.limiter.Capacity", Watched)
+    many = 10_000
+
+    async def whole() -> None:
+        redis, now = Generous(), asyncio.get_running_loop().time()
+        limiter = Limiter(redis, "me", lambda: 1)
+        for number in range(many):
+            limiter.of(f"url:{number}", 50, None).used = now
+        Watched.looks, shop = 0, limiter.of("shop", 1, None)
+        await limiter.enter(shop)
+        while redis.asked < 3:
+            await asyncio.sleep(0.01)
+        limiter.leave(shop, 0.01)
+        assert Watched.looks < many
+        limiter.close()
+
+    asyncio.run(whole())
+
+
+def test_what_was_not_used_for_long_is_forgotten_but_not_what_has_requests() -> None:
+    async def whole() -> None:
+        limiter = Limiter(Generous(), "me", lambda: 1)
+        old, busy, shop = (limiter.of(name, 1, None) for name in ("old", "busy", "shop"))
+        await limiter.enter(busy)
+        old.used = busy.used = asyncio.get_running_loop().time() - FORGET_SECONDS - 1
+        await limiter.enter(shop)
+        assert limiter.of("busy", 1, None) is busy
+        assert limiter.of("old", 1, None) is not old
+        limiter.close()
+
+    asyncio.run(whole())

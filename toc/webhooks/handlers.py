@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 from toc.failpoint import failpoint
 from toc.index.queues import Queues
@@ -28,7 +29,7 @@ from toc.observe.log import get_logger
 from toc.store.records.targets import TargetBook, TargetTable
 from toc.webhooks.answers import Meaning, Response, meaning
 from toc.webhooks.connect import Lookup
-from toc.webhooks.limiter import Full, Limiter
+from toc.webhooks.limiter import Breaker, Full, Limiter
 from toc.webhooks.request import body_of, named_headers, signed, webhook_id
 from toc.webhooks.sender import Sender
 
@@ -171,6 +172,8 @@ class Webhooks:
         self._waits = Waits()
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-webhooks")
         self._updates_gauges = False
+        self._breakers: WeakValueDictionary[str, Breaker] = WeakValueDictionary()
+        """Those of targets, by name, until the limiter forgets them."""
         self._open: set[str] = set()
         """Labels of the targets whose breaker the gauge last showed as open."""
         self._locked: set[int] = set()
@@ -220,6 +223,8 @@ class Webhooks:
             spread = self._retry_in(task, bound.label, full.reason, MIN_WAIT_SECONDS, each)
             self._postpone(bound.label, full.reason, full.seconds + spread)
         breaker, era = capacity.breaker, capacity.breaker.era
+        if to is not None:
+            self._breakers[bound.name] = breaker
         answer: Response | None = None
         try:
             bound = self._as_it_is(task, bound)
@@ -352,10 +357,9 @@ class Webhooks:
         """Update the gauges, once a second."""
         self._waits.update_gauges(self._clock.now_ms())
         is_open = dict.fromkeys(self._open, False)  # the capacity of some may be forgotten by now
-        for name, breaker_open in self._limiter.open_breakers().items():
-            if not name.startswith(_OWN_PREFIX):
-                label = self._waits.label(name)
-                is_open[label] = breaker_open or is_open.get(label, False)
+        for name, breaker in self._breakers.items():
+            label = self._waits.label(name)
+            is_open[label] = breaker.opened or is_open.get(label, False)
         for label, value in is_open.items():
             metrics.WEBHOOK_BREAKERS.of(label).set(int(value))
         self._open = {label for label, value in is_open.items() if value}

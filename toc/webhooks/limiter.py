@@ -20,6 +20,7 @@ Everything here runs on the event loop, except the calls to Redis, which have th
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -86,7 +87,7 @@ class Breaker:
     half-open  one request goes, the probe: its success closes the breaker, its failure opens it again
     """
 
-    __slots__ = ("_failures", "_probing", "_times", "_until", "era")
+    __slots__ = ("__weakref__", "_failures", "_probing", "_times", "_until", "era")
 
     def __init__(self) -> None:
         self.era = 0
@@ -246,7 +247,10 @@ class Limiter:
         self._ask_redis = ask
         self._holder = holder
         self._members = members
-        self._capacities: dict[str, Capacity] = {}
+        self._capacities: OrderedDict[str, Capacity] = OrderedDict()
+        """The longest unused first. There may be very many: each host of tasks' own URLs has one."""
+        self._active: set[Capacity] = set()
+        """Those that have a share, requests, or tasks that wait."""
         self._queued: set[Capacity] = set()
         """Capacities for which tasks wait."""
         self._in_flight = 0
@@ -269,6 +273,8 @@ class Limiter:
         capacity = self._capacities.get(name)
         if capacity is None:
             capacity = self._capacities[name] = Capacity(name, limit, rate or 0.0)
+        else:
+            self._capacities.move_to_end(name)
         capacity.limit, capacity.rate = limit, rate or 0.0
         return capacity
 
@@ -284,6 +290,7 @@ class Limiter:
         """
         loop = asyncio.get_running_loop()
         now = capacity.used = self._now = loop.time()
+        self._active.add(capacity)
         if capacity.breaker.blocked(now) > 0:
             raise capacity.full(now)
         if not capacity.queue and self._take(capacity, now):
@@ -324,10 +331,6 @@ class Limiter:
     def close(self) -> None:
         """End the thread that asks Redis."""
         self._executor.shutdown(wait=False)
-
-    def open_breakers(self) -> Mapping[str, bool]:
-        """By name, whether the breaker of each target is open."""
-        return {name: capacity.breaker.opened for name, capacity in self._capacities.items()}
 
     # --- places
 
@@ -371,12 +374,15 @@ class Limiter:
                 self._queued.discard(capacity)
         if not self._asking:
             self._request_shares(now)
-        for name, one in list(self._capacities.items()):
-            if now - one.used > FORGET_SECONDS and not (one.granted or one.in_flight or one.queue):
-                del self._capacities[name]
+        self._active = {one for one in self._active if one.granted or one.in_flight or one.queue}
+        while self._capacities:
+            oldest = next(iter(self._capacities.values()))
+            if now - oldest.used <= FORGET_SECONDS or oldest in self._active:
+                break
+            del self._capacities[oldest.name]
         if self._queued or self._in_flight:
             self._plan(now + AGAIN_SECONDS)
-        elif any(one.granted for one in self._capacities.values()):
+        elif self._active:
             self._plan(now + RENEW_SECONDS)
 
     def _plan(self, at: float) -> None:
@@ -407,7 +413,7 @@ class Limiter:
         """Ask for shares: for tasks that wait, or to renew them."""
         asked = [
             one
-            for one in self._capacities.values()
+            for one in self._active
             if (one.queue and one.ask_at <= now and (one.granted < one.limit or one.rate))
             or (one.renew_at <= now and (one.queue or one.granted or one.in_flight))
         ]
@@ -453,6 +459,7 @@ class Limiter:
             return
         now = asyncio.get_running_loop().time()
         answers = done.result()  # raises nothing: the calls answer with errors
+        self._active.update(asked)
         for one in asked:
             answer = answers[one.name]
             one.renew_at = one.ask_at = now + RENEW_SECONDS
@@ -468,7 +475,7 @@ class Limiter:
                 one.tokens = min(one.tokens + answer.begin, max(len(one.queue), 1))
                 one.ask_at = now if more else now + max(AGAIN_SECONDS, answer.pause_ms / 1000)
             self._admit(one, now)
-        if self._away and not any(one.away for one in self._capacities.values()):
+        if self._away and not any(one.away for one in self._active):
             self._away = False
             log.info("webhook_limits_shared")
         waiting = [one.ask_at for one in self._queued]
