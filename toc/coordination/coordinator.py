@@ -90,6 +90,15 @@ class Coordinator(Protocol):
         return None
 
 
+def by_worker(workers: Iterable[str], owners: Mapping[Slot, str | None]) -> dict[str, set[Slot]]:
+    """Return the slots that each of these workers has."""
+    found: dict[str, set[Slot]] = {worker_id: set() for worker_id in workers}
+    for slot, owner in owners.items():
+        if owner in found:
+            found[owner].add(slot)
+    return found
+
+
 class SlotState(StrEnum):
     """The state of a slot's ownership."""
 
@@ -199,23 +208,15 @@ def slot_rows(
     ``hosts`` maps the worker_id of each live worker to its host. ``pins`` are remarks on pinned slots,
     ``leaving`` remarks on workers that lose their slots, by worker_id.
     """
-    assigned = {
-        Slot(topic, number): owner
-        for topic, owners in assignment.items()
-        for number, owner in enumerate(owners)
-    }
+    each = ((Slot(topic, n), owner) for topic, owners in assignment.items() for n, owner in enumerate(owners))
+    assigned = dict(each)
     rows = []
     for slot in sorted(assigned.keys() | claims.keys()):
         claim, target = claims.get(slot), assigned.get(slot)
         holder = claim.worker_id if claim else None
-        if slot in pins:
-            cause = pins[slot]
-        elif holder not in (None, target) and holder not in hosts:
-            cause = f"{holder} has left"
-        elif holder is not None and holder != target and holder in leaving:
-            cause = leaving[holder]
-        else:
-            cause = ""
+        cause = pins.get(slot, "")
+        if not cause and holder is not None and holder != target:
+            cause = leaving.get(holder, "") if holder in hosts else f"{holder} has left"
         if holder is not None and holder == target:
             state, step = SlotState.OWNED, ""
         elif holder is None and target is None:

@@ -130,7 +130,8 @@ class Leader:
         now = time.monotonic()
         if now >= self._sweep_dead:
             self._sweep_dead = now + SWEEP_DEAD
-            self._remove_old_deaths()
+            oldest, nodes = self.clock.now_ms() - DEAD_FOR_MS, self.session.nodes("dead")
+            self.session.delete("dead", (name for name, node in nodes.items() if node.created_ms < oldest))
         refused = False
         if now >= self._due:
             self._due = float("inf")
@@ -233,8 +234,3 @@ class Leader:
             )
             log.info("assignment_written", workers=workers, topics=len(after), moved=moved)
         return True
-
-    def _remove_old_deaths(self) -> None:
-        oldest = self.clock.now_ms() - DEAD_FOR_MS
-        nodes = self.session.nodes("dead")
-        self.session.delete("dead", (name for name, node in nodes.items() if node.created_ms < oldest))

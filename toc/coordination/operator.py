@@ -65,8 +65,7 @@ def read_intents(session: Session, *, watch: bool = False) -> Intents:
             znodes.not_understood(name, "a pin is named after a slot and has a target")
     weights: dict[str, Intent] = {}
     for name, values in found("weight"):
-        weight = znodes.weight_of(name, values)
-        if weight is not None:
+        if weight := znodes.weight_of(name, values):
             weights[name] = _intent(values, weight)
     return Intents(drains, pins, weights, session.children("rebalance", watch=watch))
 
@@ -121,28 +120,17 @@ class Operator:
         """Return every slot, with its owner, its assigned worker, and the reason."""
         wanted = self.intents()
         hosts = {member.worker_id: member.host for member in _members(self._session.nodes("workers"))}
-        leaving = {
-            name: f"{host} is drained by {wanted.drains[host].by}"
-            for name, host in hosts.items()
-            if host in wanted.drains
-        }
-
-        def pinned(pin: Intent) -> str:
-            if hosts.get(pin.to, pin.to) in wanted.drains:
-                why_not = ", but that is drained"
+        drained = {host: f"{host} is drained by {drain.by}" for host, drain in wanted.drains.items()}
+        leaving = {name: drained[host] for name, host in hosts.items() if host in drained}
+        pins = {}
+        for slot, pin in wanted.pins.items():
+            pins[slot] = f"pinned to {pin.to} by {pin.by}"
+            if hosts.get(pin.to, pin.to) in drained:
+                pins[slot] += ", but that is drained"
             elif pin.to not in hosts and pin.to not in hosts.values():
-                why_not = ", but that is not running"
-            else:
-                why_not = ""
-            return f"pinned to {pin.to} by {pin.by}{why_not}"
-
-        return slot_rows(
-            self._assignment(),
-            read_claims(self._session),
-            hosts,
-            pins={slot: pinned(pin) for slot, pin in wanted.pins.items()},
-            leaving=leaving,
-        )
+                pins[slot] += ", but that is not running"
+        claims = read_claims(self._session)
+        return slot_rows(self._assignment(), claims, hosts, pins=pins, leaving=leaving)
 
     def workers(self) -> list[WorkerRow]:
         """Return every worker that is alive."""
@@ -150,10 +138,8 @@ class Operator:
         leader = znodes.first_candidate(self._session.children("leader")).rpartition("-")[0]
         nodes = self._session.nodes("workers")
         leading = {name for name, node in nodes.items() if f"{node.session:x}" == leader}
-        claims = read_claims(self._session)
-        return worker_rows(
-            _members(nodes), self._assignment(), claims, wanted.weights, wanted.drains, leading
-        )
+        members, assignment, claims = _members(nodes), self._assignment(), read_claims(self._session)
+        return worker_rows(members, assignment, claims, wanted.weights, wanted.drains, leading)
 
     def intents(self) -> Intents:
         """Return all intents, each with the operator and the time."""

@@ -42,7 +42,7 @@ from typing import Any, Protocol
 
 from toc.coordination import coordinator
 from toc.coordination.assignment import Member, assign
-from toc.coordination.coordinator import DEAD_FOR_MS, Coordinator, SlotOwner, SlotRow, WorkerRow
+from toc.coordination.coordinator import DEAD_FOR_MS, Coordinator, SlotOwner, SlotRow, WorkerRow, by_worker
 from toc.coordination.presence import LocalNames, Presence
 from toc.coordination.znodes import encode, member_from, member_values, not_understood
 from toc.loop import Loop
@@ -350,16 +350,13 @@ class RowsCoordinator(Coordinator):
         """Return the slots that are assigned to each worker."""
         with self._lock:
             self._assign()
-            return self._shares()
+            return by_worker(self._members, self._assignment)
 
     def claimed(self) -> dict[str, set[Slot]]:
         """Return the slots that each worker holds."""
         with self._lock:
             self._lost = False
-            held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
-            for slot, owner in self._claims.items():
-                held[owner].add(slot)
-            return held
+            return by_worker(self._members, self._claims)
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
         """Claim free slots of this daemon. Returns those that the worker holds now."""
@@ -424,7 +421,7 @@ class RowsCoordinator(Coordinator):
             daemons += ledger.others.values()
             slots = {Slot(topic, number) for topic, some in self._topics.items() for number in range(some)}
         self._assignment = assign_rows(daemons, slots, self._deliveries)
-        self._wanted = set().union(*self._shares().values())
+        self._wanted = {slot for slot, owner in self._assignment.items() if owner in self._members}
         ledger.want(slots if self._apart else self._wanted, self._claims)
 
     def _is_apart(self) -> bool:
@@ -432,18 +429,11 @@ class RowsCoordinator(Coordinator):
         now = self._clock.monotonic()
         return now >= self._ledger.sure_until or now < self._alone_until
 
-    def _shares(self) -> dict[str, set[Slot]]:
-        """Return what is assigned to each of our workers."""
-        shares: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
-        for slot, owner in self._assignment.items():
-            if owner in shares:
-                shares[owner].add(slot)
-        return shares
-
     def _own(self) -> Daemon:
         """Return what our row is to say."""
         listed = self._ledger.listed
-        slots = {worker_id: frozenset(share & listed) for worker_id, share in self._shares().items()}
+        shares = by_worker(self._members, self._assignment)
+        slots = {worker_id: frozenset(share & listed) for worker_id, share in shares.items()}
         leaving = frozenset(listed.difference(*slots.values()))
         return Daemon(dict(self._members), slots, leaving, tuple(self._deaths))
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from toc.coordination import znodes
 from toc.coordination.assignment import ONE_SERVER, Member, Spread
-from toc.coordination.coordinator import Coordinator
+from toc.coordination.coordinator import Coordinator, by_worker
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.operator import read_claims
 from toc.coordination.presence import LocalNames
@@ -170,10 +170,7 @@ class ZooKeeperCoordinator(Coordinator):
 
     def claimed(self) -> dict[str, set[Slot]]:
         """Return the slots that each worker holds."""
-        held: dict[str, set[Slot]] = {worker_id: set() for worker_id in self._members}
-        for slot, worker_id in self._claims.held.items():
-            held[worker_id].add(slot)
-        return held
+        return by_worker(self._members, self._claims.held)
 
     def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
         """Claim slots; without ZooKeeper, only those that workers of ours have left. Returns those that the
@@ -187,8 +184,7 @@ class ZooKeeperCoordinator(Coordinator):
 
     def release(self, worker_id: str, slots: Collection[Slot]) -> None:
         """Drop the worker's claims on these slots."""
-        freed = self._claims.of(worker_id, slots)
-        if freed:
+        if freed := self._claims.of(worker_id, slots):
             self._claims.let_go(freed)
             self._on_change()  # also since another of our workers may wait for it
 
@@ -197,8 +193,8 @@ class ZooKeeperCoordinator(Coordinator):
         return self._dead.union(self._known_dead())
 
     def connected(self) -> bool:
-        """Whether every claim can be granted now."""
-        return self._current()
+        """Whether every claim can be granted now: our nodes are in this session, which ``step`` enters."""
+        return self._session.id is not None and self._session.id == self._session_id
 
     def drained(self) -> bool:
         """Whether this host is drained, as far as known."""
@@ -237,7 +233,7 @@ class ZooKeeperCoordinator(Coordinator):
 
     def _attempt(self, action: Callable[[], None]) -> None:
         """Do what needs ZooKeeper now; if that fails, ``step`` does it later."""
-        if not self._started or not self._current():
+        if not self._started or not self.connected():
             return
         try:
             action()
@@ -248,10 +244,6 @@ class ZooKeeperCoordinator(Coordinator):
     def _interrupted(self, error: CoordinationUnavailable) -> None:
         log.warning("coordination_interrupted", reason=str(error))
         self._session.read_everything()
-
-    def _current(self) -> bool:
-        """Whether our nodes are in the current session; if not, ``step`` enters the new one first."""
-        return self._session.id is not None and self._session.id == self._session_id
 
     def _catch_up(self, session_id: int) -> float:
         """Do what is due with a connection. Returns the seconds until the next step."""
@@ -316,10 +308,7 @@ class ZooKeeperCoordinator(Coordinator):
         yet. Those that are proved gone run nothing, so their slots are free."""
         workers = self._listed["workers"]
         workers.read(self._session, self._directories["workers"])
-        gone = [
-            name for name in workers.names if name not in self._ours and self._local_names.proves_gone(name)
-        ]
-        if gone:
+        if gone := list(filter(self._local_names.proves_gone, workers.names - self._ours)):
             log.warning("workers_proved_gone", workers=gone)
             claims = read_claims(self._session)
             self._claims.unwritten.update(slot for slot, claim in claims.items() if claim.worker_id in gone)
@@ -457,18 +446,15 @@ class Claims:
     def _make(self, wanted: Mapping[Slot, str], session_id: int) -> dict[Slot, str]:
         """Create claims for workers of ours. Returns those that were granted; watches the others."""
         self.unwritten.update(wanted)  # until the outcome of each is known
-        data = {
-            slot: znodes.encode(worker_id=worker_id, since=self._clock.now_ms())
-            for slot, worker_id in wanted.items()
-        }
+        now = self._clock.now_ms()
+        data = {slot: znodes.encode(worker_id=owner, since=now) for slot, owner in wanted.items()}
         granted = self._session.create("slots", data)
         refused = wanted.keys() - granted
         self._blocked |= refused
         nodes = self._session.read("slots", sorted(refused), watch=True)
         ours = self._of_ours(nodes, session_id)  # of one that has released it, or of an earlier session
-        granted |= self._session.take_over(
-            "slots", {slot: (data[slot], nodes[slot].version) for slot in ours}
-        )
+        over = {slot: (data[slot], nodes[slot].version) for slot in ours}
+        granted |= self._session.take_over("slots", over)
         asked = (refused - nodes.keys()).union(ours)
         self._blocked -= granted | asked
         if not asked <= granted:
@@ -478,8 +464,8 @@ class Claims:
 
     def _of_ours(self, nodes: Mapping[Slot, Znode], session_id: int) -> list[Slot]:
         """Return the slots whose claims, as read, are those of workers of ours."""
-        return [
-            slot
-            for slot, node in nodes.items()
-            if node.session == session_id or znodes.holder_of(str(slot), node.data) in self._ours
-        ]
+
+        def is_ours(slot: Slot, node: Znode) -> bool:
+            return node.session == session_id or znodes.holder_of(str(slot), node.data) in self._ours
+
+        return [slot for slot, node in nodes.items() if is_ours(slot, node)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from contextlib import suppress
 from functools import partial
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -16,7 +17,7 @@ from toc.model.clock import from_ms
 from toc.model.documents import check_values, parse_object, whole_text
 from toc.model.errors import BodyGone, Busy, InvalidDocument, InvalidInput, TaskExists, UnreadableTask
 from toc.model.sharding import MAX_BIZ_ID
-from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus
+from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskStatus
 from toc.model.topic import Delivery, Template
 from toc.pull.handed_out import HandedOut
 
@@ -140,8 +141,12 @@ class DelayTask(Dialect):
             known = self.tasks.topic_of(row)
             if known is None or known.name not in names:
                 continue
+            if row.status == TaskStatus.PROCESSED:
+                with suppress(BodyGone, UnreadableTask):  # the task was purged: its retention is over
+                    content = (await self.tasks.body(row)).decode(errors="replace")
+                    return _answer("pull", content=content)
             if row.status != TaskStatus.PENDING:
-                return await self._pulled_before(row)
+                break
             if row.action_time > self.service.center.clock.now_ms():
                 return _answer("pull", 1, NOT_DUE, content="")
             if known.delivery is not Delivery.PULL:
@@ -152,15 +157,6 @@ class DelayTask(Dialect):
                 return _pulled(body, one)
             return _answer("pull", 1, TAKEN, content="")
         return _answer("pull", 1, UNKNOWN, content="")
-
-    async def _pulled_before(self, row: TaskRow) -> Reply:
-        if row.status != TaskStatus.PROCESSED:
-            return _answer("pull", 1, UNKNOWN, content="")
-        try:
-            content = (await self.tasks.body(row)).decode(errors="replace")
-        except (BodyGone, UnreadableTask):  # the task was purged: its retention is over
-            return _answer("pull", 1, UNKNOWN, content="")
-        return _answer("pull", content=content)
 
 
 def _content(values: dict[str, Any]) -> str:
@@ -183,11 +179,9 @@ def _callback(content: str) -> tuple[str | None, str | None]:
         raise port.NotUnderstood(f"content that is a callback: {exc}") from None
     try:
         said = parse_object(content, most=len(content), surrogates=True)
-    except InvalidDocument:
+        target, path = said["sn"], said["url"]
+    except (InvalidDocument, KeyError):
         return None, None
-    if "sn" not in said or "url" not in said:
-        return None, None
-    target, path = said["sn"], said["url"]
     if not isinstance(target, str) or not isinstance(path, str):
         raise port.NotUnderstood("sn and url of the content must be texts")
     return target, path

@@ -52,7 +52,8 @@ def topic_for(name: str, prefix: str = "") -> str:
 
     A name that looks like such a hash is hashed as well, so no two names ever share a topic.
     """
-    return prefix + (name if _fits(name, prefix) else hashed(name))
+    fits = NAME.fullmatch(prefix + name) and not _HASHED.fullmatch(name) and name
+    return prefix + (name if fits else hashed(name))
 
 
 def key_for(text: str) -> str:
@@ -70,10 +71,6 @@ def key_for(text: str) -> str:
 def hashed(name: str) -> str:
     """Return ``h-`` and 128 bits of the name's hash."""
     return f"h-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:32]}"
-
-
-def _fits(name: str, prefix: str) -> bool:
-    return NAME.fullmatch(prefix + name) is not None and not _HASHED.fullmatch(name) and name != ""
 
 
 class DialectTasks:

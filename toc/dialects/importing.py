@@ -194,9 +194,8 @@ class Importing:
             if isinstance(one, Passed):
                 self._report.pass_by(one)
                 continue
-            due = one.task.action_time
-            waits = due is not None and due > from_ms(now + 1000)
-            self._report.found["dead" if one.dead else "delayed" if waits else "ready"] += 1
+            ready = one.task.action_time is None or one.task.action_time <= from_ms(now + 1000)
+            self._report.found["dead" if one.dead else "ready" if ready else "delayed"] += 1
             jobs.append(one)
         return jobs
 
@@ -275,8 +274,7 @@ class LmstfyOriginal:
             body, attributes = _content(job_id, stored)
         except ValueError:
             return Passed(name, UNREADABLE, lost=True)
-        born = (made_at(job_id) or 0) + 1000 * (delay_of(job_id) or 0)
-        one = Entry(1, born, dead=False) if place is None else place
+        one = place or Entry(1, made_at(job_id) + 1000 * delay_of(job_id), dead=False)
         due = max(now, one.due)
         if due > LATEST_MS:
             return Passed(name, NEVER, lost=True)
@@ -285,15 +283,9 @@ class LmstfyOriginal:
         expires_at = 0 if dead or ttl_ms == FOREVER else min(now + ttl_ms, LATEST_MS)
         if expires_at and expires_at < due:
             return Passed(name, LATE)
+        tries = max(one.tries, 1)
         task = task_of(
-            namespace,
-            queue,
-            job_id,
-            body,
-            due=due,
-            expires_at=expires_at,
-            tries=max(one.tries, 1),
-            attributes=attributes,
+            namespace, queue, job_id, body, due=due, expires_at=expires_at, tries=tries, attributes=attributes
         )
         return Found(name, task, template_of(namespace), dead)
 

@@ -123,8 +123,8 @@ def _job(said: Mapping[str, Any], body: bytes, due: int) -> Job | None:
 
 def _ttr(row: PullRow) -> int:
     """Return the ttr of a job; a short one if the row tells none."""
-    try:
+    with suppress(ValueError):
         ttr = decode_attribute(row.attribute).get("ttr")
-    except ValueError:
-        ttr = None
-    return max(ttr, 1) if type(ttr) is int else SHORTEST_TTR_MS
+        if type(ttr) is int:
+            return max(ttr, 1)
+    return SHORTEST_TTR_MS

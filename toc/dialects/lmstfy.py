@@ -6,7 +6,6 @@ The admin API lists queues, and makes tokens for namespaces, which are access to
 from __future__ import annotations
 
 import asyncio
-import binascii
 import re
 import secrets
 from base64 import b64decode
@@ -65,9 +64,8 @@ class Lmstfy(Dialect):
         where = wire.route(request.method, request.path)
         if where is None:
             return reply({"error": "api not found"}, 404)
-        do: Callable[[], Awaitable[Reply]] = getattr(
-            QueueRequest(self.service, request, where), where.call.name
-        )
+        asked = QueueRequest(self.service, request, where)
+        do: Callable[[], Awaitable[Reply]] = getattr(asked, where.call.name)
         return (await do())._replace(name=where.call.name)
 
     def failed(self, request: Request, error: Exception) -> Reply:
@@ -308,11 +306,9 @@ class QueueRequest:
 
     async def _selection(self, status: TaskStatus) -> Selection | None:
         """Return what selects the ready or the dead jobs of a queue; None if there is no such queue."""
-        topic = self._tasks.topic_known(self._topic)
-        if topic is None:
+        if self._tasks.topic_known(self._topic) is None:
             await self._service.batcher.read_topics()  # another process may just have created it
-            topic = self._tasks.topic_known(self._topic)
-        if topic is None:
+        if (topic := self._tasks.topic_known(self._topic)) is None:
             return None
         before = self._now() + 1 if status is TaskStatus.PENDING else None
         return Selection(status, biz_types=[topic.biz_type], before=before, dedup_key=wire.DEDUP_KEY)
@@ -355,10 +351,9 @@ class LmstfyAdmin(Dialect):
     def token(self, request: Request) -> Token:
         """Return the administrator's token that a request carries. Raises Refused without a valid one."""
         kind, _, text = (request.header(b"authorization") or "").partition(" ")
-        try:
+        secret = ""
+        with suppress(ValueError):
             secret = b64decode(text, validate=True).decode().partition(":")[2]
-        except (binascii.Error, ValueError):
-            secret = ""
         token = self.service.book.find(secret) if kind.lower() == "basic" else None
         if token is None or token.may(Action.CHANGE_TOKENS) is not Access.ALLOWED:
             raise Refused(_UNAUTHORIZED, "unauthorized")
@@ -424,8 +419,7 @@ class LmstfyAdmin(Dialect):
             raise Refused(400, "the user token was too short")
         if len(namespace.encode()) > wire.LONGEST_NAME:
             raise Refused(400, "the namespace name was too long")
-        if not wire.is_name(namespace):
-            raise Refused(400, "namespace name contains forbidden characters")
+        wire.check_namespace(namespace)
         pool = query.get("pool")
         if given:
             named, given = wire.split_token(given)
@@ -433,10 +427,9 @@ class LmstfyAdmin(Dialect):
         _pool(pool)
         if len(secret_of(given)) > LONGEST:
             raise Refused(400, "the user token was too long")
+        make = partial(self._make, namespace, description, given, giver)
         try:
-            secret = await self.service.within(
-                Place.FIRST, partial(self._make, namespace, description, given, giver)
-            )
+            secret = await self.service.within(Place.FIRST, make)
         except errors.NameTaken:
             raise Refused(400, "token has already existed") from None
         await asyncio.sleep(EVERYWHERE_SECONDS)
@@ -467,15 +460,9 @@ class LmstfyAdmin(Dialect):
         words = _NO_NAME.sub("-", description).strip("-._")[:40]
         name = f"{words or wire.NAME}-{secrets.token_hex(4)}"
         with audited(center.store, giver.name, "token.create", name, namespace=namespace):
-            made = create_token(
-                center,
-                name,
-                roles=ROLES,
-                topics=[f"{prefix_of(namespace)}*"],
-                by=f"{giver.name}: {description}"[:128],
-                giver=giver,
-                secret=secret_of(given) if given else "",
-            )
+            topics, by = [f"{prefix_of(namespace)}*"], f"{giver.name}: {description}"[:128]
+            secret = secret_of(given) if given else ""
+            made = create_token(center, name, roles=ROLES, topics=topics, by=by, giver=giver, secret=secret)
         return made.secret
 
     def _revoke(self, name: str, giver: Token) -> str:

@@ -12,7 +12,7 @@ import string
 import time
 from base64 import b64encode
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
 from toc.dialects import dialect_tasks
@@ -122,16 +122,16 @@ def check_names(where: Route) -> None:
     consume = where.call.name == "consume"
     if not consume and max(len(where.namespace.encode()), len(where.queue.encode())) > LONGEST_NAME:
         raise Refused(400, "namespace or queue name too long")
-    if not _NAME.fullmatch(where.namespace):
-        raise Refused(400, "namespace name contains forbidden characters")
+    check_namespace(where.namespace)
     legal = _NAMES if consume else _NAME
     if not legal.fullmatch(where.queue) or (not consume and where.queue.startswith("_")):
         raise Refused(400, "queue name contains forbidden characters")
 
 
-def is_name(text: str) -> bool:
-    """Whether a text has only characters that names may have."""
-    return _NAME.fullmatch(text) is not None
+def check_namespace(name: str) -> None:
+    """Raise Refused unless a namespace has only characters that names may have."""
+    if not _NAME.fullmatch(name):
+        raise Refused(400, "namespace name contains forbidden characters")
 
 
 # --- parameters
@@ -199,12 +199,8 @@ def attributes(headers: Headers, *, versioned: bool) -> dict[str, str]:
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def _no_constant(_: str) -> NoReturn:
-    raise ValueError
-
-
-# Numbers stay texts: only their form is checked.
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_int=str, parse_float=str)
+# Numbers stay texts: only their form is checked. NaN and the like are no JSON, which int says of them.
+_DECODER = json.JSONDecoder(parse_constant=int, parse_int=str, parse_float=str)
 
 
 def bulk_jobs(body: bytes) -> list[bytes]:
@@ -310,14 +306,12 @@ def task_of(
 
     Its attribute keeps the names, which a topic may not hold.
     """
-    attribute: dict[str, Any] = {"namespace": namespace, "queue": queue}
-    if attributes:
-        attribute["attributes"] = dict(attributes)
+    attribute = {"namespace": namespace, "queue": queue}
     return NewTask(
         topic_of(namespace, queue),
         job_id,
         action_time=from_ms(due),
-        attribute=attribute,
+        attribute={**attribute, "attributes": dict(attributes)} if attributes else attribute,
         dedup_key=DEDUP_KEY,
         slot_basis=slot_basis,
         tries=min(tries, MAX_TRIES),
@@ -339,20 +333,17 @@ def ascending(job_ids: Iterable[str]) -> list[str]:
 
 def reply(content: object, status: int = 200, *, indent: bool = False) -> Reply:
     """Return an answer as the original gives it; None: without a body."""
-    return Reply(
-        b"" if content is None else to_go_json(content, sort_keys=True, indent=indent),
-        status,
-        "" if content is None else MEDIA_TYPE,
-        ((b"x-request-id", ulid(int(time.time() * 1000)).encode()),),
-    )
+    headers = ((b"x-request-id", ulid(int(time.time() * 1000)).encode()),)
+    if content is None:
+        return Reply(b"", status, "", headers)
+    return Reply(to_go_json(content, sort_keys=True, indent=indent), status, MEDIA_TYPE, headers)
 
 
 _REFUSALS: tuple[tuple[type[Exception], int, str], ...] = (
     (errors.BodyTooLarge, 413, "body too large"),
     (errors.InvalidAttribute, 400, "attributes too large"),
     (errors.TooManyTopics, 400, "too many queues"),
-    (errors.TopicClosed, 503, "internal error"),
-    (errors.UnknownTopic, 503, "internal error"),
+    *((kind, 503, "internal error") for kind in (errors.TopicClosed, errors.UnknownTopic)),
     (errors.InvalidInput, 400, ""),
     (errors.TocError, 503, "internal error"),
     (Exception, 500, "internal error"),
@@ -419,26 +410,24 @@ def new_job_id(now: int, delay: int, *, versioned: bool) -> str:
     return ("1" if versioned else "") + ulid(now, delay.to_bytes(4, "little"))
 
 
-def made_at(job_id: str) -> int | None:
-    """Return when a job was published (ms), None if its id does not say so."""
-    number = _number(job_id)
-    return None if number is None else number >> 80
+def made_at(job_id: str) -> int:
+    """Return when a job was published (ms), 0 if its id does not say so."""
+    return _number(job_id) >> 80
 
 
-def delay_of(job_id: str) -> int | None:
-    """Return the delay in seconds that a job was published with, None if its id does not say so."""
-    number = _number(job_id)
-    return None if number is None else int.from_bytes((number & U32).to_bytes(4, "big"), "little")
+def delay_of(job_id: str) -> int:
+    """Return the delay in seconds that a job was published with, 0 if its id does not say so."""
+    return int.from_bytes((_number(job_id) & U32).to_bytes(4, "big"), "little")
 
 
-def _number(job_id: str) -> int | None:
-    """Return the 128 bits of a ULID, with or without a version before it."""
+def _number(job_id: str) -> int:
+    """Return the 128 bits of a ULID, with or without a version before it; 0 of what is none."""
     text = job_id[-ULID_CHARS:].upper()
-    number = int(text.translate(_TO_BASE_32), 32) if _ULID.fullmatch(text) else 1 << 128
-    return number if number < 1 << 128 else None
+    number = int(text.translate(_TO_BASE_32), 32) if _ULID.fullmatch(text) else 0
+    return number if number < 1 << 128 else 0
 
 
 def elapsed(job_id: str, now: int) -> int:
     """Return the milliseconds since a job was published; 0 if its id does not say so."""
     made = made_at(job_id)
-    return 0 if made is None else max(0, now - made)
+    return max(0, now - made) if made else 0

@@ -210,7 +210,8 @@ class Guard:
 
         ``browsers``: requests of browsers are allowed too.
         """
-        if not self._near(scope.get("client")):
+        client = client_address(scope["client"][0]) if scope.get("client") else None
+        if not client or not (client.is_loopback or any(client in network for network in self._networks)):
             return "this address may not use the port"
         if browsers:
             return None
@@ -227,28 +228,14 @@ class Guard:
                     return "the port has no such name"
         return None
 
-    def _near(self, client: Sequence[Any] | None) -> bool:
-        if not client:
-            return False
-        address = client_address(client[0])
-        return address.is_loopback or any(address in network for network in self._networks)
-
     def _ours(self, host: str) -> bool:
         """Whether a Host header is ours: a numeric address cannot be led elsewhere, a name can."""
         try:
             parts = urlsplit(f"//{host.strip()}")
             name = parts.hostname or ""
+            return "@" not in parts.netloc and (name.rstrip(".") in self._hosts or bool(ip_address(name)))
         except ValueError:
             return False
-        if "@" in parts.netloc:
-            return False
-        if name.rstrip(".") in self._hosts:
-            return True
-        try:
-            ip_address(name)
-        except ValueError:
-            return False
-        return True
 
 
 def _of_browser(name: bytes, value: bytes) -> bool:

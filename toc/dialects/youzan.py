@@ -114,11 +114,9 @@ class Youzan(JobDialect):
             message = str(error)
         else:
             message = NO_JSON if isinstance(error, InvalidInput) else FAILED.get(call, NO_JSON)
-        return (
-            _command_reply(None, message, call)
-            if _is_command(request)
-            else _path_reply(1, message, None, call)
-        )
+        if _is_command(request):
+            return _command_reply(None, message, call)
+        return _path_reply(1, message, None, call)
 
 
 def _is_command(request: Request) -> bool:
@@ -138,13 +136,8 @@ def _folded(body: bytes) -> dict[str, Any]:
 
 
 def _render(job: Job) -> dict[str, Any]:
-    return {
-        "topic": job.topic,
-        "id": job.id,
-        "delay": job.due // 1000,
-        "ttr": job.ttr // 1000,
-        "body": job.body,
-    }
+    times = {"delay": job.due // 1000, "ttr": job.ttr // 1000}
+    return {"topic": job.topic, "id": job.id, **times, "body": job.body}
 
 
 def _path_reply(code: int, message: str, data: dict[str, Any] | None, call: str) -> Reply:

@@ -105,9 +105,8 @@ class App:
             body = answer.content if isinstance(answer.content, bytes) else to_json(answer.content)
             headers = _encoded(answer.headers)
             if answer.parts is not None:
-                await exchange.stream(
-                    status, [(b"content-type", media_type.encode()), *headers], answer.parts
-                )
+                head = [(b"content-type", media_type.encode()), *headers]
+                await exchange.stream(status, head, answer.parts)
                 exchange.end()
                 return
             exchange.ready(b"" if page else body)
@@ -130,9 +129,8 @@ class App:
 
     async def _of_console(self, scope: Scope, exchange: Exchange) -> Answer:
         if self._console is None:
-            raise Problem(
-                problems.NOT_INSTALLED, "the console needs jinja2: pip install 'timeout-center[console]'"
-            )
+            why = "the console needs jinja2: pip install 'timeout-center[console]'"
+            raise Problem(problems.NOT_INSTALLED, why)
         return await self._console(scope, exchange)
 
     # --- one call
@@ -150,7 +148,8 @@ class App:
             model = calls.NoFields
         if model is not None:
             content_type = exchange.header(b"content-type")
-            is_json = _is_json(content_type)
+            kind = (content_type or "application/json").partition(";")[0].strip().lower()
+            is_json = kind == "application/json"
             is_raw = call.takes_raw and (query.raw or not is_json)
             if not is_json and not is_raw:
                 raise Problem(problems.MEDIA_TYPE, "send application/json")
@@ -204,16 +203,12 @@ class App:
             method = "GET"
         allowed: set[str] = set()
         for pattern, by_method in self._routes:
-            match = pattern.fullmatch(path)
-            if match is not None:
-                call = by_method.get(method)
-                if call is not None:
+            if match := pattern.fullmatch(path):
+                if call := by_method.get(method):
                     return call, match.groupdict()
                 allowed |= by_method.keys()
-        if "GET" in allowed:
-            allowed.add("HEAD")
         if allowed:
-            methods = ", ".join(sorted(allowed))
+            methods = ", ".join(sorted(allowed | {"HEAD"} if "GET" in allowed else allowed))
             raise Problem(problems.METHOD, f"this path accepts {methods}", headers={"allow": methods})
         raise Problem(problems.NOT_FOUND, "there is no such call; /docs lists all")
 
@@ -260,12 +255,6 @@ def _request(token: Token, scope: Scope, content_type: str | None, name: str, da
     return Request.of(f"{token.name} {scope['path']}", name, payload)
 
 
-def _is_json(content_type: str | None) -> bool:
-    if content_type is None or content_type == "application/json":
-        return True
-    return content_type.partition(";")[0].strip().lower() == "application/json"
-
-
 def _query(call: HttpCall, text: bytes) -> Any:
     """Return the parameters of the query. Raises Problem."""
     try:
@@ -289,7 +278,7 @@ def _parsed(model: type[Model], data: bytes, most: int) -> Model:
         data = b"{}"
     try:
         check_values(data, most)
-        found = model.model_validate_json(data)
+        return model.model_validate_json(data)
     except InvalidDocument as exc:
         raise Problem(problems.TOO_LARGE, f"{exc}; send less at once") from None
     except ValidationError as exc:
@@ -303,35 +292,27 @@ def _parsed(model: type[Model], data: bytes, most: int) -> Model:
         if not first["loc"] and first["type"] == "model_type":
             raise Problem(problems.SYNTAX, "the body is not a JSON object") from None
         raise invalid(exc, model) from None
-    return found
 
 
 def invalid(error: ValidationError, model: type[BaseModel]) -> Problem:
     """Return the answer that names the wrong fields, never their values."""
-    found = [
-        {
-            "field": ".".join(map(str, one["loc"])),
-            "detail": _UNKNOWN if one["type"] == "extra_forbidden" else one["msg"],
-        }
-        for one in error.errors(include_url=False, include_context=False, include_input=False)[:10]
-    ]
-    for one in found:
-        if one["detail"] is _UNKNOWN:
-            one["detail"] = f"{_UNKNOWN}; {_known(model, one['field'].split('.')[:-1])}"
+    found = []
+    for one in error.errors(include_url=False, include_context=False, include_input=False)[:10]:
+        at = [str(part) for part in one["loc"]]
+        detail = _unknown(model, at[:-1]) if one["type"] == "extra_forbidden" else one["msg"]
+        found.append({"field": ".".join(at), "detail": detail})
     return Problem(problems.INVALID, found[0]["detail"], field=found[0]["field"], errors=found)
 
 
-_UNKNOWN = "there is no such field"
-
-
-def _known(model: type[BaseModel], path: Iterable[str]) -> str:
-    """Say which fields the object at a path in a request may have."""
+def _unknown(model: type[BaseModel], path: Iterable[str]) -> str:
+    """Say which fields the object at a path in a request may have, instead of one that it may not."""
     for name in path:
         field = model.model_fields.get(name)
         within = [] if field is None else [field.annotation, *get_args(field.annotation)]
         model = next((one for one in within if isinstance(one, type) and issubclass(one, BaseModel)), model)
     names = [field.alias or name for name, field in model.model_fields.items()]
-    return f"there are: {', '.join(names)}" if names else "there are none"
+    known = f"there are: {', '.join(names)}" if names else "there are none"
+    return f"there is no such field; {known}"
 
 
 def _page(scope: Scope, page: Callable[[], Answer]) -> Answer:

@@ -167,11 +167,6 @@ class Asked:
     content_type: str | None = None
     request: Request | None = None
 
-    def still_valid(self) -> bool:
-        """Whether the token is still valid. It was when the request came; a call that has waited asks
-        again."""
-        return self.service.book.in_force(self.token)
-
     def may(self, topic: str, action: access.Action | None = None) -> bool:
         """Whether the call's token may make it on a topic, or do something else there."""
         return self.token.may(action or self.call.access, topic) is Access.ALLOWED
@@ -181,10 +176,10 @@ class Asked:
 
         No pattern covers the tasks of deleted topics: only tokens that may see every topic see them.
         """
-        name = self.service.topic_name(row)
-        if name is None:
+        topic = self.service.center.catalog.known_type(row.biz_type)
+        if topic is None:
             return f"biz_type-{row.biz_type}" if self.token.everywhere else None
-        return name if self.may(name) else None
+        return topic.name if self.may(topic.name) else None
 
     @property
     def topic(self) -> str:

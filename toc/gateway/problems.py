@@ -20,11 +20,8 @@ class Kind:
     def __init__(
         self, name: str, status: int, title: str, *errors: type[e.TocError], retry_after: int | None = None
     ) -> None:
-        self.name = name
-        self.status = status
-        self.title = title
-        self.errors = errors
-        self.retry_after = retry_after
+        self.name, self.status, self.title = name, status, title
+        self.errors, self.retry_after = errors, retry_after
 
     @property
     def type(self) -> str:

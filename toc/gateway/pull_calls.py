@@ -85,13 +85,11 @@ async def pull(asked: Asked) -> Answer:
         if not asked.may(name):
             raise problems.unknown_topic(name)
     got = await pulls.pull(names, most=wanted.max, wait=wanted.wait, ttr=wanted.ttr)
-    if not asked.still_valid():  # it may have been revoked during the wait
+    if not asked.service.book.in_force(asked.token):  # it may have been revoked during the wait
         pulls.release(got)
         raise Problem(problems.UNAUTHENTICATED, "the access token has expired or was revoked")
     tasks = await with_bodies(asked.service, got, "bodies")
-    return Answer(
-        {"tasks": [_shown(one, content) for one, content in tasks]}, handed=[one for one, _ in tasks]
-    )
+    return Answer({"tasks": [_shown(*each) for each in tasks]}, handed=[one for one, _ in tasks])
 
 
 async def with_bodies(

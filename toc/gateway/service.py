@@ -179,11 +179,6 @@ class Service:
                 return exc
         return None
 
-    def topic_name(self, row: TaskRow) -> str | None:
-        """Return the name of a task's topic; None if there is none, as of a deleted topic."""
-        topic = self.center.catalog.known_type(row.biz_type)
-        return topic.name if topic else None
-
     # --- state
 
     def readiness(self) -> tuple[bool, list[str]]:

@@ -8,7 +8,6 @@ import random
 import resource
 import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
@@ -66,7 +65,6 @@ MAX_LABELS = 300
 """Targets with a name of their own in the metrics of one process."""
 OTHERS = "(others)"
 PAUSED_BY = "webhook"
-NOTHING: Mapping[str, str] = {}
 
 
 class Bound(NamedTuple):
@@ -79,15 +77,8 @@ class Bound(NamedTuple):
     label: str
     target: Target | None
     opened: TargetSecrets | None
-    headers: Mapping[str, str] = NOTHING
     path: str = ""
     """The path on the target's host that the task named, instead of the target's own URL."""
-
-    def keys(self, now: int) -> Sequence[bytes]:
-        """The keys to sign with at ``now`` (ms)."""
-        if self.target is None or self.opened is None:
-            return ()
-        return self.opened.signing(self.target, now)
 
 
 class Waits:
@@ -185,10 +176,8 @@ class Webhooks:
 
     def handler(self, topic: str) -> Handler:
         """Return the handler of a topic whose delivery is webhook."""
-        waiting_remotely = self._limiter.waiting_remotely
-        return Handler(
-            topic, self.deliver, None, True, delivery=Delivery.WEBHOOK, waiting_remotely=waiting_remotely
-        )
+        remotely = self._limiter.waiting_remotely
+        return Handler(topic, self.deliver, None, True, delivery=Delivery.WEBHOOK, waiting_remotely=remotely)
 
     def leave(self) -> None:
         """Give this process's shares to other processes at once: it sends nothing more."""
@@ -202,7 +191,7 @@ class Webhooks:
         bound = self._bound(task)
         size = task.body_length or 0
         if size > MAX_HELD - self._held.total() - self._held[bound.label]:
-            self._postpone(bound.label, "concurrency", self._retry_in(task, bound.label, "concurrency"))
+            self._postpone(task, bound.label, "concurrency")
         self._held[bound.label] += size
         try:
             return await self._deliver(task, bound)
@@ -220,8 +209,7 @@ class Webhooks:
             await self._limiter.enter(capacity, WAITS * max_runtime)
         except Full as full:
             each = min(full.each, 1 / MAX_LOOKS)
-            spread = self._retry_in(task, bound.label, full.reason, MIN_WAIT_SECONDS, each)
-            self._postpone(bound.label, full.reason, full.seconds + spread)
+            self._postpone(task, bound.label, full.reason, full.seconds, MIN_WAIT_SECONDS, each)
         breaker, era = capacity.breaker, capacity.breaker.era
         if to is not None:
             self._breakers[bound.name] = breaker
@@ -247,7 +235,7 @@ class Webhooks:
             return _own_url(route.url)
         name = route.target or task.topic
         if not route.target:
-            self._postpone(name, "no-target", self._retry_in(task, name, "no-target"))
+            self._postpone(task, name, "no-target")
         return self._at_target(task, name, route.path)
 
     def _as_it_is(self, task: Task, bound: Bound) -> Bound:
@@ -256,7 +244,7 @@ class Webhooks:
         Raises Postponed, also for a task that has expired meanwhile: the next row check ends it.
         """
         if task.expires_at is not None and to_ms(task.expires_at) < self._clock.now_ms():
-            self._postpone(bound.label, "concurrency", 0.0)
+            self._postpone(task, bound.label, "concurrency", least=0.0, each=0.0)
         target = bound.target
         if target is None or self._book.known(bound.name) is target:
             return bound
@@ -266,33 +254,37 @@ class Webhooks:
         """Return where a task goes whose target this is. Raises Postponed."""
         target = self._book.known(name)
         if target is None:
-            why = "unknown" if self._book.ready else "targets-not-read"
-            self._postpone(name, why, self._retry_in(task, name, why))
+            self._postpone(task, name, "unknown" if self._book.ready else "targets-not-read")
         if not target.serves(task.topic):
-            self._postpone(name, "not-for-topic", self._retry_in(task, name, "not-for-topic"))
+            self._postpone(task, name, "not-for-topic")
         if target.paused:
-            self._postpone(name, "paused", self._retry_in(task, name, "paused"))
+            self._postpone(task, name, "paused")
         try:
             opened = self._book.secrets(target)
         except SecretsLocked as exc:
             if target.change_id not in self._locked:
                 self._locked.add(target.change_id)
                 log.warning("webhook_secrets_locked", target=name, error=str(exc))
-            self._postpone(name, "locked", self._retry_in(task, name, "locked"))
+            self._postpone(task, name, "locked")
         try:
             url = url_of(target, path)
         except InvalidTarget as exc:
             raise Undelivered(str(exc), Sent(0, 0), dead=True) from None
-        return Bound(url, name, name, target, opened, opened.headers, path)
+        return Bound(url, name, name, target, opened, path)
 
-    def _retry_in(
-        self, task: Task, target: str, why: str, least: float = LOOK_SECONDS, each: float = 1 / MAX_LOOKS
-    ) -> float:
+    def _postpone(
+        self,
+        task: Task,
+        target: str,
+        why: str,
+        after: float = 0.0,
+        least: float = LOOK_SECONDS,
+        each: float = 1 / MAX_LOOKS,
+    ) -> NoReturn:
+        """Postpone a task for ``after`` and ``least`` seconds, and the longer the more wait for the same."""
         each *= 1 + (task.body_length or 0) / LOOK_BYTES
-        seconds = min(self._waits.waiting(target, why) * each, MAX_LOOK_SECONDS)
-        return least * random.uniform(1.0, 2.0) + seconds * random.random()  # noqa: S311 - spreads load
-
-    def _postpone(self, target: str, why: str, seconds: float) -> NoReturn:
+        others = min(self._waits.waiting(target, why) * each, MAX_LOOK_SECONDS)
+        seconds = after + least * random.uniform(1.0, 2.0) + others * random.random()  # noqa: S311 - spreads load
         until = self._clock.now_ms() + max(round(seconds * 1000), 1)
         until += -until % LUMP_MS
         self._waits.note(target, why, until)
@@ -302,16 +294,21 @@ class Webhooks:
 
     async def _send(self, task: Task, bound: Bound, most_seconds: float) -> Response:
         body, content_type = body_of(task)
-        now = self._clock.now_ms()
+        now, to, opened = self._clock.now_ms(), bound.target, bound.opened
+        keys, own = (opened.signing(to, now), opened.headers) if to and opened else ((), {})
         headers = signed(
-            named_headers(task), webhook_id(task), body, content_type,
-            keys=bound.keys(now), timestamp=now // 1000, own=bound.headers,
-        )  # fmt: skip
-        seconds = OWN_SECONDS if bound.target is None else bound.target.timeout
-        sender = self._own_sender if bound.target is None else self._sender
+            named_headers(task),
+            webhook_id(task),
+            body,
+            content_type,
+            keys=keys,
+            timestamp=now // 1000,
+            own=own,
+        )
+        seconds, sender = (to.timeout, self._sender) if to else (OWN_SECONDS, self._own_sender)
         free = self._most - self._in_flight.total()
         if self._in_flight[bound.label] >= max(free - self._most // 4, min(free, FEW)):
-            self._postpone(bound.label, "concurrency", self._retry_in(task, bound.label, "concurrency"))
+            self._postpone(task, bound.label, "concurrency")
         self._in_flight[bound.label] += 1
         try:
             answer = await sender.send(bound.url, headers, body, min(seconds, most_seconds))
@@ -326,8 +323,7 @@ class Webhooks:
         return answer
 
     async def _judge(self, task: Task, bound: Bound, answer: Response) -> Delivered:
-        dead_on = bound.target.dead_on if bound.target is not None else ()
-        found = meaning(answer, dead_on)
+        found = meaning(answer, bound.target.dead_on if bound.target else ())
         sent = Sent(answer.status or 0, answer.ms)
         if found is Meaning.PROCESSED:
             return Delivered(sent, answer.text)

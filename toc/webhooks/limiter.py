@@ -130,9 +130,8 @@ class Breaker:
         elif era == self.era:  # of those that were under way when it opened, none opens it for longer
             self._failures += 1
             if self._times or self._failures >= FAILURES:
-                self._change(
-                    self._times + 1, now + min(FIRST_SECONDS * 2.0 ** min(self._times, 10), MAX_SECONDS)
-                )
+                seconds = min(FIRST_SECONDS * 2.0 ** min(self._times, 10), MAX_SECONDS)
+                self._change(self._times + 1, now + seconds)
                 return True
         return False
 
@@ -448,10 +447,9 @@ class Limiter:
         }
 
     def _give_back(self) -> None:
-        if shares := self._requests(
-            [one for one in list(self._capacities.values()) if one.wanted], leaves=True
-        ):
-            self._ask_redis(shares)
+        wanted = [one for one in list(self._capacities.values()) if one.wanted]
+        if wanted:
+            self._ask_redis(self._requests(wanted, leaves=True))
 
     def _answered(self, asked: Iterable[Capacity], done: asyncio.Future[PermitReplies]) -> None:
         self._asking = False
