@@ -165,15 +165,15 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     lines = doctor.examine(center)
     expected = [
         (Level.REFUSE, "test.nobody", "no worker handles it"),
-        (Level.WARN, "test.nobody", "1 tasks are overdue, the first by 6"),
+        (Level.WARN, "test.nobody", "1 task overdue, the first by 6"),
         (Level.REFUSE, "biz_type 99", "have a biz_type that no topic has"),
-        (Level.WARN, "test.sync", "1 dead tasks"),
+        (Level.WARN, "test.sync", "1 dead task"),
         (Level.NOTE, "test.async", "paused"),
     ]
     for level, of, text in expected:
         (line,) = [line for line in having(lines, level, text) if line.of == of]
         assert line.do
-    (pulled,) = [line for line in lines if line.of == "test.pulled" and "are overdue" in line.what]
+    (pulled,) = [line for line in lines if line.of == "test.pulled" and " overdue, the first" in line.what]
     assert "consumers" in pulled.do
     assert "create the topic again" in having(lines, Level.REFUSE, "have a biz_type that no topic has")[0].do
     (deleted,) = having(lines, Level.REFUSE, "of a deleted topic")
@@ -185,7 +185,7 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     insert_many(center.store, [replace_row(stale, job_id=stale.job_id ^ n, **before) for n in range(16, 266)])
     center.catalog.refresh()
     center.index([stale.job_id ^ 1])
-    seen = [line for line in doctor.examine(center) if "are overdue" in line.what]
+    seen = [line for line in doctor.examine(center) if " overdue, the first" in line.what]
     assert {line.of: line.what.partition(" tasks")[0] for line in seen} == {
         "test.pulled": "at least 200",
         "test.nobody": "at least 1",
@@ -291,7 +291,7 @@ def test_a_topic_that_stays_in_no_assignment_is_told(hosts_with: NewSystem) -> N
     system = hosts_with(session_timeout=10)
     system.create_topics(slots=2)
     daemon = system.start(processes=1)
-    held = "every slot is held"
+    held = "each slot that a worker can have is held"
     system.wait(lambda: having(doctor.examine(system.center), Level.OK, held), "all is well", 20)
     os.kill(daemon.process.pid, signal.SIGSTOP)  # it leads, and assigns nothing meanwhile
     try:
@@ -321,17 +321,17 @@ def test_without_zookeeper_two_daemons_share_the_work_and_one_leaves_the_other(n
 
     every = 8 + len(system.center.store.tables)
     system.wait(lambda: shares() == {"host-a": every}, "the first has everything", 60)
-    assert told(Level.OK, "1 workers on host-a")
+    assert told(Level.OK, "1 worker on host-a")
     second = system.start("host-b", processes=1)
     system.wait(lambda: shares() == {"host-a": every // 2, "host-b": every // 2}, "they share it", 60)
     lines = doctor.examine(system.center)
     assert having(lines, Level.OK, "2 workers on host-a, host-b")
-    assert having(lines, Level.OK, "every slot is held")
+    assert having(lines, Level.OK, "each slot that a worker can have is held")
     assert [row.owned for row in living_workers(system.center)] == [4, 4]
     second.terminate()
     second.await_end()
     system.wait(lambda: shares() == {"host-a": every}, "the first goes on with everything", 60)
-    assert told(Level.OK, "1 workers on host-a")
+    assert told(Level.OK, "1 worker on host-a")
     assert not told(Level.WARN, "without leaving")
     first.kill()
     (line,) = system.wait(lambda: told(Level.WARN, "without leaving"), "its end is told", 60)

@@ -151,6 +151,10 @@ def _is_wrong(lines: Iterable[Line], part: str) -> bool:
     return any(line.part == part and line.level is Level.REFUSE for line in lines)
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def _when(milliseconds: int) -> str:
     return from_ms(milliseconds).isoformat(timespec="seconds")
 
@@ -246,7 +250,9 @@ def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
         return
     if workers:
         leader = next((row.member.host for row in workers if row.leader), None)
-        text = f"{len(workers)} workers on {', '.join(sorted({row.member.host for row in workers}))}"
+        text = (
+            f"{_count(len(workers), 'worker')} on {', '.join(sorted({row.member.host for row in workers}))}"
+        )
         if place is None:
             yield Line(Level.OK, "workers", "-", text, "")
         elif leader:
@@ -325,7 +331,13 @@ def _workers(workers: list[WorkerRow], moving: Mapping[Slot, str], topics: list[
         do = "see toc slots; if it lasts, read the log of that host"
         yield Line(Level.WARN, "slots", str(slot), why, do)
     if workers and not moving:
-        yield Line(Level.OK, "slots", "-", "every slot is held by the worker it is assigned to", "")
+        yield Line(
+            Level.OK,
+            "slots",
+            "-",
+            "each slot that a worker can have is held by the one it is assigned to",
+            "",
+        )
 
 
 def _secrecy(place: Address) -> Iterator[Line]:
@@ -390,7 +402,7 @@ def _topics(topics: list[Topic], peeks: BySlot[Peek], spread: Spread) -> Iterato
             what = "paused: tasks are kept, none is started"
             yield Line(Level.NOTE, "topics", topic.name, what, f"toc topic resume {topic.name}")
         if dead[topic.name]:
-            what = f"{dead[topic.name]} dead tasks"
+            what = _count(dead[topic.name], "dead task")
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
         if spread.servers > 1 and spread.server(topic.slot_amount, 0) is None:
             what = (
@@ -526,7 +538,7 @@ def _overdue(
 def _late_line(topic: Topic, overdue: Sequence[int], waits: int, more: str) -> Line:
     """Tell by how many ms tasks are overdue; ``waits`` of them wait in workers for a handler."""
     first_ms = max(overdue)
-    what = f"{more}{len(overdue)} tasks are overdue, the first by {first_ms / 1000:.0f} s"
+    what = f"{more}{_count(len(overdue), 'task')} overdue, the first by {first_ms / 1000:.0f} s"
     do = f"toc slots --topic {topic.name}: does every slot have an owner? If so, toc late says why"
     if topic.delivery is Delivery.PULL:
         do = "only consumers take them: do they pull this topic, and fast enough?"

@@ -7,7 +7,7 @@ the task is acknowledged all the same, and the sweep indexes it later.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial, wraps
@@ -36,7 +36,7 @@ from toc.model.task import (
 from toc.model.topic import Declaration, Topic
 from toc.observe.log import get_logger
 from toc.sdk.changes import Change, Changes, InTransaction
-from toc.sdk.handlers import Hooks, Registry, TaskFields
+from toc.sdk.handlers import Hooks, Registry
 from toc.sdk.parts import Parts, StandIn, Within
 from toc.sdk.schedules import Rule, Schedules
 from toc.sdk.submission import OF_TIMES, at_any_time, check_job_id
@@ -169,9 +169,22 @@ class TimeoutCenter(Parts, Registry[int]):
         topic: str,
         *,
         biz_id: int | str,
+        delay: Duration | None = None,
+        action_time: datetime | None = None,
+        attribute: Mapping[str, Any] | None = None,
+        dedup_key: str | None = None,
+        slot_basis: str | None = None,
         session: AnySession | None = None,
         connection: AnyConnection | None = None,
-        **fields: Unpack[TaskFields],
+        tries: int = 0,
+        expires_at: datetime | None = None,
+        body: bytes | None = None,
+        content_type: str | None = None,
+        on_conflict: str = OnConflict.KEEP,
+        target: str | None = None,
+        url: str | None = None,
+        past: str = "refuse",
+        expires_in: Duration | None = None,
     ) -> int:
         """Store a task and return its job_id. From then on the task will run, unless it is cancelled.
 
@@ -205,7 +218,10 @@ class TimeoutCenter(Parts, Registry[int]):
         Raises an InvalidInput before anything is written, StoreUnavailable when nothing was stored, and
         SubmitUnknown when the task may or may not be stored.
         """
-        task = NewTask(topic, biz_id, **fields)
+        task = NewTask(
+            topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,
+            content_type, on_conflict, target, url, past, expires_in,
+        )  # fmt: skip
         if (theirs := self._theirs(session, connection)) is not None:
             return self._submit_with(theirs, [task])[0]
         return self._put(task).job_id
