@@ -186,7 +186,7 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     center.catalog.refresh()
     center.index([stale.job_id ^ 1])
     seen = [line for line in doctor.examine(center) if " overdue, the first" in line.what]
-    assert {line.of: line.what.partition(" tasks")[0] for line in seen} == {
+    assert {line.of: line.what.partition(" task")[0] for line in seen} == {
         "test.pulled": "at least 200",
         "test.nobody": "at least 1",
     }
