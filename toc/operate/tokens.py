@@ -34,7 +34,8 @@ LONGEST = 200
 """Characters. A longer text is not a token of ours, and is not hashed."""
 
 MAX_GIVEN = 200
-"""Most tokens that are made by the holder of one: all are read whenever one has changed."""
+"""Most tokens that are made by the holder of one, also by means of those: all are read whenever one has
+changed."""
 REFRESH_SECONDS = 0.4
 """Seconds between two looks at the table: a change is in force everywhere within 1 s."""
 KEPT_SECONDS = 600.0
@@ -68,12 +69,32 @@ def create_token(
     token = Token(name, frozenset(roles), tuple(topics), expires_at, rate, by, now)
     if giver is not None:
         check_grant(giver, roles, topics, expires_at, rate)
-        given = sum(one.created_by.partition(": ")[0] == giver.name for one in store.tokens.list())
+        first, given = _made(store.tokens.list(), giver)
         if given >= MAX_GIVEN:
-            raise NotGranted(f"token {giver.name!r} has made {given} tokens: an operator may make more")
+            raise NotGranted(f"token {first!r} has made {given} tokens: an operator may make more")
     secret = secret or PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     store.tokens.create(token, digest(secret))
     return Made(token, secret)
+
+
+def _made(tokens: Sequence[Token], giver: Token) -> tuple[str, int]:
+    """Return the token from which ``giver`` comes, and how many were made by it, and by these in turn: else
+    each of them could make as many. One for all topics counts for itself, and those that it makes begin
+    anew."""
+    makers = {one.name: one for one in (*tokens, giver)}
+
+    def maker(one: Token) -> Token | None:
+        return makers.get(one.created_by.partition(": ")[0])
+
+    def first(one: Token) -> str:
+        while not one.everywhere and (above := maker(one)) is not None and not above.everywhere:
+            one = above
+        return one.name
+
+    origin = first(giver)
+    if giver.everywhere:
+        return origin, sum(one.created_by.partition(": ")[0] == origin for one in tokens)
+    return origin, sum(one.name != origin and first(one) == origin for one in tokens)
 
 
 def revoke_token(store: Store, name: str, *, giver: Token | None = None) -> Token:

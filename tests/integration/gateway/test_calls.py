@@ -415,6 +415,29 @@ def test_a_token_makes_so_many_and_an_operator_more(system: System, monkeypatch:
     make("other", replace(giver, name="another"))
 
 
+def test_tokens_that_a_token_made_make_no_more_than_it_could(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "MAX_GIVEN", 3)
+
+    def make(name: str, giver: Token | None, topics: str = "shop.*") -> Token:
+        by = "an operator" if giver is None else f"{giver.name}: of a queue"
+        wanted: dict[str, Any] = {"roles": [Role.ADMIN], "topics": [topics], "by": by, "giver": giver}
+        return tokens.create_token(system.center, name, **wanted).token
+
+    everywhere = make("everywhere", None, "*")
+    shop, bank = make("shop", everywhere), make("bank", everywhere)
+    child = make("child", shop)
+    make("grandchild", make("second", child))
+    for giver in (shop, child):
+        with pytest.raises(NotGranted, match="'shop' has made 3 tokens"):
+            make("too-many", giver)
+    make("of-bank", bank)
+    make("third", everywhere)
+    with pytest.raises(NotGranted, match="'everywhere' has made 3 tokens"):
+        make("fourth", everywhere)
+
+
 async def test_one_sender_has_neither_all_places_of_a_line_nor_its_last_thread() -> None:
     line, over, began = Line("test", most=14), threading.Event(), list[str]()
 
