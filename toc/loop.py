@@ -174,14 +174,18 @@ class Loop:
     """Calls ``run_once`` repeatedly; it returns the seconds to sleep until the next call.
 
     ``wake`` ends that sleep early. ``stop`` lets the current call end and waits for the thread; it may be
-    called twice, and before ``start``. An error that ``run_once`` does not handle ends the process.
+    called twice, and before ``start``. With ``last`` one more call follows a stop. An error that ``run_once``
+    does not handle ends the process.
     """
 
-    def __init__(self, name: str, run_once: Callable[[], float], wake: Wake | None = None) -> None:
+    def __init__(
+        self, name: str, run_once: Callable[[], float], wake: Wake | None = None, *, last: bool = False
+    ) -> None:
         self.name = name
         self.wake = wake or Wake()
         """Calling it ends the sleep: ``run_once`` is then called again at once."""
         self._run_once = run_once
+        self._last = last
         self._turn_at = 0.0
         self._stopped = threading.Event()
         self._thread = watched_thread(name, self._run, self._stopped.is_set)
@@ -225,9 +229,10 @@ class Loop:
     def _run(self) -> None:
         while True:
             self.wake.clear()  # before the work: a wake during it ends the next sleep at once
-            if self._stopped.is_set():  # after clear, which may have forgotten the wake of ``stop``
+            over = self._stopped.is_set()  # after clear, which may have forgotten the wake of ``stop``
+            seconds = self.turn() if self._last or not over else 0.0
+            if over:
                 return
-            seconds = self.turn()
             if seconds > 0:
                 self.wake.sleep(seconds)
 

@@ -8,7 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from toc import NewTask, TaskStatus, TimeoutCenter
 from toc.coordination.operator import Operator
 from toc.model.errors import ConfigError, StoreUnavailable
 from toc.model.minute import MINUTE_MS
+from toc.model.topic import TopicType
 from toc.observe.metrics import METRICS
 from toc.observe.tracing import Tracing, is_traced, trace_id
 from toc.operate import due
@@ -136,6 +137,18 @@ def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:
         unknown = forks.run(["due", "no.topic"], env=system.env, directory=system.directory)
         assert unknown.returncode == 2
         assert "there is no topic 'no.topic'" in unknown.stderr
+
+
+def test_what_was_late_shortly_before_a_stop_is_counted(alone: System) -> None:
+    alone.create_topics(topic_type=TopicType.INSTANT)
+    daemon = alone.start(processes=1)
+    at = datetime.now(UTC) - timedelta(seconds=4)
+    job_ids = alone.center.submit_many([NewTask(SYNC, biz_id=number, action_time=at) for number in range(5)])
+    alone.wait(lambda: not alone.pending(job_ids), "all have run", 60)
+    daemon.stop()
+    shown = forks.run(["late", "--topic", SYNC, "--json"], env=alone.env, directory=alone.directory)
+    (cause,) = json.loads(shown.stdout)["causes"]
+    assert (cause["cause"], cause["tasks"]) == ("stored_late", 5)
 
 
 @pytest.mark.parametrize("kind", ["system", "alone"])

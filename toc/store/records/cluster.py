@@ -227,7 +227,8 @@ class MinuteTable(RecordTable):
 
 
 def episode_writer(table: EpisodeTable, holdups: Holdups) -> Loop:
-    """Return the loop that writes what a process has counted. What cannot be written now is written later."""
+    """Return the loop that writes what a process has counted, the last of it when it is stopped. What cannot
+    be written now is written later."""
 
     waiting: deque[Episode] = deque(maxlen=WAITING)
 
@@ -239,7 +240,7 @@ def episode_writer(table: EpisodeTable, holdups: Holdups) -> Loop:
                 waiting.popleft()
         return WRITE_SECONDS
 
-    return Loop("episodes", run_once)
+    return Loop("episodes", run_once, last=True)
 
 
 class EpisodeTable(RecordTable):
