@@ -366,7 +366,8 @@ class TimeoutCenter(Parts, Registry[int]):
 
         Takes a few round trips per 500 tasks. Raises InvalidBizId, UnknownTopic, StoreUnavailable when
         nothing is known to be cancelled, or PartialCancel when it failed after some outcomes were known.
-        ``session`` and ``connection``: as for ``cancel``, all in the caller's one transaction.
+        ``session`` and ``connection``: as for ``cancel``, all in the caller's one transaction; the
+        ``outcome`` of the Change is then that dict.
         """
         biz = BizId.of(biz_id)
         biz_type = self.catalog.get(topic).biz_type

@@ -1,19 +1,22 @@
 """Inserting: what is acknowledged is there, once. Batches: each guard's answer is named,
 nothing else changes."""
 
+import sqlite3
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fault.kit.proxy import Proxy
 from harness.clocks import StandingClock
 from harness.rows import NewRow, insert, insert_many, known
-from harness.tables import engine_of, raw
-from sqlalchemy import create_engine
+from harness.tables import engine_of, raw, task_tables
+from sqlalchemy import create_engine, event
 
+from toc import CancelOutcome, Change, RescheduleOutcome, Settings, TimeoutCenter, Topic
 from toc.model.clock import Clock
 from toc.model.errors import (
     DedupConflict,
@@ -24,9 +27,10 @@ from toc.model.errors import (
     SubmitUnknown,
 )
 from toc.model.raised import Delivered, Sent
-from toc.model.sharding import JOB_ID_EPOCH_MS, BizId, JobIds, created_ms, valid_job_id
+from toc.model.sharding import JOB_ID_EPOCH_MS, BizId, JobIds, created_ms, table_of_job, valid_job_id
 from toc.model.task import Content, Put, PutOutcome, Submission, TaskRow, TaskStatus
 from toc.model.verdict import Failure, after_expiry
+from toc.operate.admin import migrator
 from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.store import Store
 from toc.store.tasks.batch import Finish, Guard
@@ -209,6 +213,52 @@ def test_a_callers_character_set_changes_nothing_and_costs_no_transaction(
     assert mysql_store.get(row.job_id) == row
     assert mysql_store.get(other.job_id) == other
     assert mysql_store.body_of(row) == content
+
+
+@pytest.mark.parametrize("change", ["cancel", "cancel_by_biz", "reschedule"])
+def test_a_change_on_sqlite_says_who_was_first_whenever_a_worker_ends_the_task(
+    tmp_path: Path, change: str
+) -> None:
+    """sqlite3 begins a transaction at the first write: a read before it does not keep a row as it is."""
+    settings = Settings(database_urls=[f"sqlite:///{tmp_path / 'toc.db'}"], tables=4)
+    migrator(settings).upgrade()
+    answers = set()
+    with (
+        TimeoutCenter(settings) as center,
+        engine_of(settings.need_database_urls()[0]) as engine,
+        closing(sqlite3.connect(tmp_path / "toc.db", timeout=0, isolation_level=None)) as worker,
+    ):
+        center.store.topics.create(Topic("order.close", 1, 4))
+        for moment in range(8):
+            job_id = center.submit("order.close", biz_id=moment, delay=3600)
+            table = task_tables(settings)[table_of_job(job_id, settings.tables)]
+            seen: list[int] = []
+            ended: list[int] = []
+
+            def statement(
+                *_: Any, seen: list[int] = seen, ended: list[int] = ended, moment: int = moment,
+                end: str = f"UPDATE {table} SET status=2 WHERE job_id={job_id}",
+            ) -> None:  # fmt: skip
+                seen.append(1)
+                if len(seen) == moment + 1:
+                    with suppress(sqlite3.OperationalError):  # the file is locked: the caller was first
+                        ended.append(worker.execute(end).rowcount)
+
+            event.listen(engine, "before_cursor_execute", statement)
+            with engine.begin() as connection:
+                changed: Change[Any]
+                if change == "cancel":
+                    changed = center.cancel(job_id, connection=connection)
+                elif change == "cancel_by_biz":
+                    changed = center.cancel_by_biz("order.close", moment, connection=connection)
+                else:
+                    changed = center.reschedule(job_id, delay=7200, connection=connection)
+            event.remove(engine, "before_cursor_execute", statement)
+            outcome = changed.outcome
+            answers.add((bool(ended), outcome.get(job_id) if isinstance(outcome, dict) else outcome))
+    outcomes: Any = RescheduleOutcome if change == "reschedule" else CancelOutcome
+    done = outcomes["RESCHEDULED" if change == "reschedule" else "CANCELLED"]
+    assert answers == {(True, outcomes.TOO_LATE), (False, done)}
 
 
 def test_a_row_whose_body_cannot_be_stored_is_not_there_when_the_caller_commits(

@@ -263,6 +263,9 @@ class CallersTransaction:
         there = sql.select_by_id(server, "job_id", names, ids)
         known = {row[0] for result in server.run(there) for row in result.rows}
         known.update(int(row[0]) for statement in there for row in _run(connection, statement))
+        if known and self._shards.layout.sqlite:
+            # A write locks the file until the caller's end; for a read, sqlite3 does not even begin.
+            _run(connection, Statement(f"UPDATE {names[min(ids)]} SET status=status WHERE 0"))
         what = plan.seen_columns(server, **_WITHOUT_TEXTS)
         selects = [
             f"SELECT {what} FROM {names[table]} WHERE job_id={job_id:d}{server.for_update}"
