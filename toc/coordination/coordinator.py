@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Protocol
 
@@ -177,21 +177,14 @@ def worker_rows(
     rows = []
     for member in members:
         weight, drain = (weights or {}).get(member.host), (drains or {}).get(member.host)
-        rows.append(
-            WorkerRow(
-                member,
-                weight=weight.to if weight else member.weight,
-                assigned=assigned[member.worker_id, False],
-                owned=held[member.worker_id, False],
-                tables_assigned=assigned[member.worker_id, True],
-                tables=held[member.worker_id, True],
-                leader=member.worker_id in leading,
-                weighed_by=weight.by if weight else None,
-                drained=drain is not None,
-                drained_by=drain.by if drain else None,
-                drained_at=drain.at if drain else None,
-            )
-        )
+        name = member.worker_id
+        slots = assigned[name, False], held[name, False], assigned[name, True], held[name, True]
+        row = WorkerRow(member, weight.to if weight else member.weight, *slots, leader=name in leading)
+        if weight:
+            row = replace(row, weighed_by=weight.by)
+        if drain:
+            row = replace(row, drained=True, drained_by=drain.by, drained_at=drain.at)
+        rows.append(row)
     return rows
 
 

@@ -166,8 +166,7 @@ class Session:
             self.stop()
             raise CoordinationUnavailable(
                 f"ZooKeeper at {self.address.hosts} did not answer within {self._connect_timeout:g} s "
-                f"({cause}): check that it runs, that TOC_ZOOKEEPER is right, "
-                f"and that the port is open from here"
+                f"({cause}): check that it runs, that TOC_ZOOKEEPER is right, that its port is open"
             )
 
     def stop(self) -> None:
@@ -249,10 +248,9 @@ class Session:
     ) -> set[N]:
         """Create nodes. Returns those that did not exist. With ``sequence`` the next number of the directory
         is added to a name."""
+        kind = {"ephemeral": ephemeral, "sequence": sequence}
         results = self._all(
-            methodcaller(
-                "create_async", self._path(directory, name), data, ephemeral=ephemeral, sequence=sequence
-            )
+            methodcaller("create_async", self._path(directory, name), data, **kind)
             for name, data in nodes.items()
         )
         there = kazoo_errors.NodeExistsError
@@ -381,15 +379,9 @@ class Session:
                     raise part
         except _EXPECTED as exc:
             return exc
-        except kazoo_threading.KazooTimeoutError as exc:
-            raise CoordinationUnavailable(
-                f"ZooKeeper at {self.address.hosts} did not answer within {self._session_timeout:g} s"
-            ) from exc
-        except kazoo_errors.KazooException as exc:
-            raise CoordinationUnavailable(
-                f"ZooKeeper at {self.address.hosts} refused the request or lost the connection: "
-                f"{type(exc).__name__}"
-            ) from exc
+        except (kazoo_threading.KazooTimeoutError, kazoo_errors.KazooException) as exc:
+            why = f"ZooKeeper at {self.address.hosts} did not do what it was asked to: {type(exc).__name__}"
+            raise CoordinationUnavailable(why) from exc
         return answer
 
     def _make_client(self) -> KazooClient:

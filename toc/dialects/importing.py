@@ -154,10 +154,8 @@ class Importing:
     original: Original
     tell: Callable[[Report], object]
     by: str
-
-    def __post_init__(self) -> None:
-        self._report = Report()
-        self._topics: set[str] = set()
+    _report: Report = field(default_factory=Report)
+    _topics: set[str] = field(default_factory=set)
 
     def run(self, *, dry_run: bool = False) -> Report:
         """Take over all jobs; with ``dry_run`` only count them. Raises TocError; run it again then."""

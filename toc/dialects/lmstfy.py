@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from toc.dialects import lmstfy_wire as wire
 from toc.dialects.dialect_tasks import MAX_TOPICS, DialectTasks
@@ -138,17 +138,10 @@ class QueueRequest:
         attributes = wire.attributes(self._request.headers, versioned=versioned)
         now = self._now()
         job_ids = wire.ascending(wire.new_job_id(now, wanted.delay, versioned=versioned) for _ in bodies)
+        times = {"due": now + 1000 * wanted.delay, "expires_at": now + 1000 * wanted.ttl if wanted.ttl else 0}
+        same: dict[str, Any] = {**self._names, **times, "tries": wanted.tries, "attributes": attributes}
         tasks = [
-            wire.task_of(
-                **self._names,
-                job_id=job_id,
-                body=body,
-                due=now + 1000 * wanted.delay,
-                expires_at=now + 1000 * wanted.ttl if wanted.ttl else 0,
-                tries=wanted.tries,
-                attributes=attributes,
-                slot_basis=job_ids[0],
-            )
+            wire.task_of(job_id=job_id, body=body, slot_basis=job_ids[0], **same)
             for job_id, body in zip(job_ids, bodies, strict=True)
         ]
         await self._tasks.make_topic(tasks)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Network, ip_address
@@ -29,7 +28,6 @@ from toc.model.documents import check_values, parse, whole_text
 from toc.model.errors import Busy, InvalidDocument, InvalidInput, TocError
 from toc.model.topic import Template
 from toc.observe.log import get_logger, stack
-from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
 from toc.pull.handed_out import HandedOut
 
 log = get_logger(__name__)
@@ -130,7 +128,6 @@ class Port:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        began = time.perf_counter()
         exchange = Exchange(scope, receive, send, self._memory)
         exchange.sender = scope["client"][0] if scope.get("client") else ""
         request = Request(
@@ -161,15 +158,10 @@ class Port:
         except Exception as exc:
             self._dialect.service.pulls.release(handed)
             reply = self._failed(request, exc)
-        try:
-            given = await exchange.answer(reply.status, _head(reply), reply.body, close=close)
-        finally:
-            exchange.end()
+        name = f"{self._dialect.name} {reply.name}"
+        given = await exchange.answer(name, reply.status, _head(reply), reply.body, close=close)
         if given and reply.ends:
             await self._processed(reply.handed)
-        name = f"{self._dialect.name} {reply.name}"
-        REQUESTS.of(name, f"{reply.status // 100}xx").add()
-        REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - began)
 
     async def _processed(self, handed: Sequence[HandedOut]) -> None:
         """Mark tasks as processed: their answer was given to a client not known to be gone."""
@@ -314,13 +306,8 @@ def to_json(value: Any) -> bytes:
 
 def to_go_json(value: Any, *, sort_keys: bool = False, indent: bool = False) -> bytes:
     """Return a value as JSON, byte for byte as Go's encoder writes it: safe in HTML."""
-    text = json.dumps(
-        value,
-        ensure_ascii=False,
-        sort_keys=sort_keys,
-        indent=4 if indent else None,
-        separators=None if indent else (",", ":"),
-    )
+    look: dict[str, Any] = {"indent": 4} if indent else {"separators": (",", ":")}
+    text = json.dumps(value, ensure_ascii=False, sort_keys=sort_keys, **look)
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
     return text.encode("utf-8", "replace")

@@ -27,13 +27,8 @@ WRONG_TTR = "ttr 取值范围1 - 86400"
 NO_JSON = "解析json失败"
 ADDED = "添加成功"
 DONE = "操作成功"
-FAILED = {
-    "push": "添加失败",
-    "pop": "获取Job失败",
-    "finish": "删除失败",
-    "delete": "删除失败",
-    "get": "查询失败",
-}
+_ENDED = dict.fromkeys(("finish", "delete"), "删除失败")
+FAILED = {"push": "添加失败", "pop": "获取Job失败", **_ENDED, "get": "查询失败"}
 """What is answered if a server is out of reach."""
 _COMMANDS = {"add": "push", "pop": "pop", "finish": "finish", "delete": "delete"}
 

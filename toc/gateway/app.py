@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -32,7 +31,6 @@ from toc.model.documents import check_values, parse
 from toc.model.errors import BodyTooLarge, InvalidDocument, TocError
 from toc.model.task import Request
 from toc.observe.log import get_logger, stack
-from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
 from toc.operate.operations import OPERATIONS
 from toc.pull.handed_out import HandedOut
 
@@ -83,7 +81,6 @@ class App:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        began = time.perf_counter()
         name = "other"
         headers: Headers = []
         handed: Sequence[HandedOut] = ()
@@ -120,12 +117,7 @@ class App:
             status, media_type = problem.kind.status, "application/problem+json"
             body = to_json(problem.body())
             headers = _encoded(problem.headers)
-        try:
-            await exchange.answer(status, [*_head(media_type, body, headers), *headers], body)
-        finally:
-            exchange.end()
-        REQUESTS.of(name, f"{status // 100}xx").add()
-        REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - began)
+        await exchange.answer(name, status, [*_head(media_type, body, headers), *headers], body)
 
     async def _of_console(self, scope: Scope, exchange: Exchange) -> Answer:
         if self._console is None:
@@ -181,18 +173,11 @@ class App:
         token = self._service.book.find(secret) if told else None
         if token is None:
             why = self._service.book.why_not(secret) if told else "no access token was sent"
-            raise Problem(
-                problems.UNAUTHENTICATED,
-                f"{why}: send `Authorization: Bearer TOKEN` with a token that `toc token create` made",
-                headers={"www-authenticate": "Bearer"},
-            )
-        wait = self._service.book.wait(token)
-        if wait:
-            raise Problem(
-                problems.RATE,
-                f"this token may make {token.rate:g} requests per second at each gateway process",
-                headers={"retry-after": str(ceil(wait))},
-            )
+            why += ": send `Authorization: Bearer TOKEN` with a token that `toc token create` made"
+            raise Problem(problems.UNAUTHENTICATED, why, headers={"www-authenticate": "Bearer"})
+        if wait := self._service.book.wait(token):
+            why = f"this token may make {token.rate:g} requests per second at each gateway process"
+            raise Problem(problems.RATE, why, headers={"retry-after": str(ceil(wait))})
         return token
 
     # --- routing

@@ -67,19 +67,16 @@ def _biz_id(value: Any) -> Any:
     return value
 
 
+_NUMBER = {"type": "integer", "minimum": 0, "maximum": MAX_EXACT}
+_TEXT = {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES}
+_OF_BIZ_ID = (
+    "Id of the order or other object: 0 to 2^63-1, beyond 2^53 as a text of digits; "
+    "or another text of 1 to 255 bytes."
+)
 TaskBizId = Annotated[
     Any,  # checked where rows are made, which names it in its errors
     BeforeValidator(_biz_id),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 0, "maximum": MAX_EXACT},
-                {"type": "string", "minLength": 1, "maxLength": MAX_KEY_BYTES},
-            ],
-            "description": "Id of the order or other object: 0 to 2^63-1, beyond 2^53 as a text of digits; "
-            "or another text of 1 to 255 bytes.",
-        }
-    ),
+    WithJsonSchema({"anyOf": [_NUMBER, _TEXT], "description": _OF_BIZ_ID}),
 ]
 
 
@@ -260,15 +257,11 @@ def forbidden(token: Token, action: access.Action, what: str = "this call", **mo
 # --- calls made of what operators can do
 
 _TYPES: dict[Value, Any] = {
-    Value.TEXT: str,
-    Value.TOPIC: str,
-    Value.WHOLE: int,
-    Value.NUMBER: float,
-    Value.SECONDS: float,
-    Value.WHOLE_SECONDS: int,
+    **dict.fromkeys((Value.TEXT, Value.TOPIC), str),
+    **dict.fromkeys((Value.WHOLE, Value.WHOLE_SECONDS), int),
+    **dict.fromkeys((Value.NUMBER, Value.SECONDS), float),
+    **dict.fromkeys((Value.INSTANT, Value.PAST), Instant),
     Value.FLAG: bool,
-    Value.INSTANT: Instant,
-    Value.PAST: Instant,
     Value.BIZ_ID: TaskBizId,
     Value.JOB_ID: Annotated[str, StringConstraints(pattern=r"^[1-9][0-9]{0,18}$")],
     Value.OBJECT: dict[str, Any],

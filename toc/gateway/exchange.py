@@ -6,6 +6,7 @@ check ─▶ body (time, bytes, memory) ─▶ begin: a place ─▶ the door's 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -14,6 +15,7 @@ from typing import Any
 from toc.gateway.connections import STATE, ClientGone, Connection, Shares
 from toc.gateway.problems import CODING, MEDIA_TYPE, SYNTAX, Problem
 from toc.model.errors import BodyTooLarge, Busy
+from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
 
 PART = 64 << 10
 """A longer answer is given to the connection in parts, each once the client has read of those before."""
@@ -43,6 +45,7 @@ class Exchange:
     """One request, and its answer. ``end`` it."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, memory: Shares) -> None:
+        self._arrived = time.perf_counter()
         self.connection: Connection = scope["state"][STATE]
         self._fields = self.connection.called()
         self._scope = scope
@@ -178,9 +181,11 @@ class Exchange:
 
     # --- the answer
 
-    async def answer(self, status: int, headers: Headers, body: bytes, *, close: bool = False) -> bool:
-        """Send the answer. Returns whether the connection was given all of it, for a client that was not
-        known to have left by then."""
+    async def answer(
+        self, name: str, status: int, headers: Headers, body: bytes, *, close: bool = False
+    ) -> bool:
+        """Send the answer to the call of this name, count it, and end the exchange. Returns whether the
+        connection was given all of it, for a client that was not known to have left by then."""
         self._leave_place()  # what it does not read is bounded otherwise
         if close or self._ends or not self._whole:
             headers = [*headers, (b"connection", b"close")]
@@ -188,15 +193,20 @@ class Exchange:
             self._work()
         connection, size = self.connection, len(body)
         connection.outlet.corked = size <= PART
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        rest: bytes | memoryview = body if size <= PART else memoryview(body)
-        while len(rest) > PART and not connection.left:
-            part, rest = rest[:PART], rest[PART:]
-            await self._send({"type": "http.response.body", "body": part, "more_body": True})
-        there = not connection.left  # the end of the answer may close the connection
-        await self._send({"type": "http.response.body", "body": rest})
+        try:
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            rest: bytes | memoryview = body if size <= PART else memoryview(body)
+            while len(rest) > PART and not connection.left:
+                part, rest = rest[:PART], rest[PART:]
+                await self._send({"type": "http.response.body", "body": part, "more_body": True})
+            there = not connection.left  # the end of the answer may close the connection
+            await self._send({"type": "http.response.body", "body": rest})
+        finally:
+            self.end()
         connection.outlet.uncork()
         connection.answered()
+        REQUESTS.of(name, f"{status // 100}xx").add()
+        REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - self._arrived)
         return there and not connection.lost
 
     async def stream(self, status: int, headers: Headers, parts: AsyncIterator[bytes]) -> None:

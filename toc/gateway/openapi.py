@@ -41,13 +41,9 @@ def document(calls: tuple[HttpCall, ...]) -> dict[str, Any]:
     # What calls take and give, by name and number.
     takes = {call.body.__name__: TypeAdapter(call.body) for call in calls if call.body is not None}
     gives = {str(number): TypeAdapter(call.gives) for number, call in enumerate(calls)}
-    shapes, more = TypeAdapter.json_schemas(
-        [
-            *((name, "validation", adapter) for name, adapter in takes.items()),
-            *((number, "serialization", adapter) for number, adapter in gives.items()),
-        ],
-        ref_template=_REFERENCE,
-    )
+    inputs: list[Any] = [(name, "validation", adapter) for name, adapter in takes.items()]
+    inputs += [(number, "serialization", adapter) for number, adapter in gives.items()]
+    shapes, more = TypeAdapter.json_schemas(inputs, ref_template=_REFERENCE)
     definitions = _plain(more["$defs"] | {"Problem": _problem_schema()})
     for name in ("Leases", "Nack", "Extend"):
         definitions[name]["not"] = {"required": ["lease", "leases"]}
@@ -55,18 +51,13 @@ def document(calls: tuple[HttpCall, ...]) -> dict[str, Any]:
     for number, call in enumerate(calls):
         shape = _plain(shapes[(str(number), "serialization")])
         paths.setdefault(call.path, {})[call.method.lower()] = _operation(call, shape)
+    about = "Durable deadlines. job_ids are texts, times RFC 3339 in UTC, durations seconds."
+    schemes = {"token": {"type": "http", "scheme": "bearer"}}
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "toc gateway",
-            "version": version("timeout-center"),
-            "description": "Durable deadlines. job_ids are texts, times RFC 3339 in UTC, durations seconds.",
-        },
+        "info": {"title": "toc gateway", "version": version("timeout-center"), "description": about},
         "paths": paths,
-        "components": {
-            "schemas": definitions,
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
-        },
+        "components": {"schemas": definitions, "securitySchemes": schemes},
         "security": [{"token": []}],
     }
 
@@ -98,16 +89,13 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
     if call.gives is bytes:
         content = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
     done = {"description": "Done.", "content": content}
+    replaced = {"200": {**done, "description": "Replaced."}} if call.takes_raw else {}
     operation: dict[str, Any] = {
         "operationId": f"{call.told.__module__.rpartition('.')[2]}_{call.told.__name__}",
         "summary": call.summary,
         "description": f"{getdoc(call.told)} Roles: {', '.join(sorted(MATRIX[call.access]))}.",
         "parameters": parameters,
-        "responses": {
-            str(call.status): done,
-            **({"200": {**done, "description": "Replaced."}} if call.takes_raw else {}),
-            "default": _FAILED,
-        },
+        "responses": {str(call.status): done, **replaced, "default": _FAILED},
     }
     if call.body is not None:
         reference = {"$ref": _REFERENCE.format(model=call.body.__name__)}

@@ -136,11 +136,9 @@ def problem_of(error: e.TocError) -> Problem:
     classes = type(error).__mro__
     kind = next(KIND_OF[cls] for cls in classes if cls in KIND_OF)
     field = next((_FIELDS[cls] for cls in classes if cls in _FIELDS), None)
-    if isinstance(error, e.SubmitUnknown):
-        detail = "the task may or may not be stored: repeat with the same Idempotency-Key or dedup_key"
-        return Problem(kind, detail, job_id=str(error.job_id))
-    if isinstance(error, e.DedupConflict) and error.job_id is not None:
-        return Problem(kind, str(error), job_id=str(error.job_id))
+    if isinstance(error, e.SubmitUnknown | e.DedupConflict) and error.job_id is not None:
+        again = "the task may or may not be stored: repeat with the same Idempotency-Key or dedup_key"
+        return Problem(kind, again if kind is UNKNOWN_OUTCOME else str(error), job_id=str(error.job_id))
     if isinstance(error, e.UnknownTopic):  # its text may name others
         return unknown_topic(error.topic)
     if kind is UNAVAILABLE:

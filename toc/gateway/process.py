@@ -30,7 +30,6 @@ from toc.config import Settings
 from toc.coordination.assignment import PROTOCOL
 from toc.gateway import connections
 from toc.gateway.app import App
-from toc.gateway.app import Console as Pages
 from toc.gateway.connections import Crowd, GatewayServer, client_address, server
 from toc.gateway.service import Service
 from toc.loop import Loop, watch_threads, watched_task
@@ -82,7 +81,12 @@ class Gateway:
         for one in loops:
             one.start()
         self.service = service = Service(center, book, self.lease_secret)
-        app: Any = App(service, _console(service, self.lease_secret))
+        try:
+            from toc.console.console import Console
+
+            app: Any = App(service, Console(service, self.lease_secret))
+        except ModuleNotFoundError:  # its packages are not installed
+            app = App(service)
         if arguments.allow:
             app = only_from(app, arguments.allow)
         crowd = Crowd(most_connections(), arguments.per_address, map(ip_network, arguments.proxy))
@@ -143,15 +147,6 @@ class Gateway:
         self.service.stop()
         for one in self.servers:
             one.should_exit = True
-
-
-def _console(service: Service, lease_secret: bytes) -> Pages | None:
-    """Return the console, None if its packages are not installed."""
-    try:
-        from toc.console.console import Console
-    except ModuleNotFoundError:
-        return None
-    return Console(service, lease_secret)
 
 
 def most_connections() -> int:

@@ -257,13 +257,13 @@ async def _for_each(
         if isinstance(answers[0], Problem):
             raise answers[0]
         return Answer(answers[0])
-    listed = [
-        {"lease": lease, "outcome": one.more["outcome"], "problem": one.body()}
-        if isinstance(one, Problem)
-        else one
-        for lease, one in zip(leases, answers, strict=True)
-    ]
-    return Answer({"leases": listed})
+
+    def listed(lease: str, one: dict[str, Any] | Problem) -> dict[str, Any]:
+        if isinstance(one, Problem):
+            return {"lease": lease, "outcome": one.more["outcome"], "problem": one.body()}
+        return one
+
+    return Answer({"leases": list(map(listed, leases, answers))})
 
 
 async def _visible(asked: Asked, texts: Iterable[str]) -> tuple[dict[str, PullLease], dict[str, Any]]:

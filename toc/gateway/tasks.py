@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Callable, Iterable
+from enum import Enum
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
 
@@ -94,11 +95,8 @@ class RawTask(TaskFields, Query):
     def task(self, topic: str, body: bytes, content_type: str | None) -> NewTask:
         """Return it as the SDK takes it. Raises Problem."""
         if self.biz_id is None:
-            raise Problem(
-                INVALID,
-                "a request that is not application/json is the task's body: give biz_id in the query",
-                field="biz_id",
-            )
+            why = "a request that is not application/json is the task's body: give biz_id in the query"
+            raise Problem(INVALID, why, field="biz_id")
         values = {**self.__dict__, "biz_id": meant(self.biz_id, text=self.text)}
         del values["raw"], values["text"]
         return NewTask(topic, body=body, content_type=content_type, **values)
@@ -152,7 +150,10 @@ async def submit(asked: Asked) -> Answer:
     return Answer(_shown(task, put), 201 if put.outcome in (PutOutcome.NEW, PutOutcome.KEPT) else 200)
 
 
-def _shown(task: NewTask, put: Put) -> Submitted:
+def _shown(task: NewTask, put: Put | TocError) -> Submitted | dict[str, Any]:
+    """Show what came of a submit."""
+    if not isinstance(put, Put):
+        return {"problem": problem_of(put).body()}
     if task.on_conflict != OnConflict.REPLACE:
         return {"job_id": str(put.job_id)}
     return {"job_id": str(put.job_id), "outcome": put.outcome.value}
@@ -168,14 +169,7 @@ async def submit_batch(asked: Asked) -> Answer:
         await batcher.claim(asked.request)
     stored = iter(await batcher.store_each([one for _, one in found if isinstance(one, Submission)]))
     outcomes = [(task, one if isinstance(one, Put) else next(stored)) for task, one in found]
-    return Answer(
-        {
-            "tasks": [
-                _shown(task, one) if isinstance(one, Put) else {"problem": problem_of(one).body()}
-                for task, one in outcomes
-            ]
-        }
-    )
+    return Answer({"tasks": [_shown(*each) for each in outcomes]})
 
 
 async def _checked_batch(asked: Asked, topic: Topic) -> list[tuple[NewTask, Submission | Put]]:
@@ -257,8 +251,12 @@ class Changed(TypedDict):
 
 async def cancel(asked: Asked) -> Answer:
     """Cancel a pending task."""
+    return await _change(asked, asked.service.center.cancel)
+
+
+async def _change(asked: Asked, do: Callable[[int], Enum]) -> Answer:
     row, _ = await asked.row(outcome="unknown")
-    outcome = await _at_task(asked, row, lambda _: asked.service.center.cancel(row.job_id))
+    outcome = await _at_task(asked, row, lambda _: do(row.job_id))
     return Answer({"job_id": str(row.job_id), "outcome": outcome.value})
 
 
@@ -267,11 +265,8 @@ async def reschedule(asked: Asked) -> Answer:
     body: NewDeadline = asked.body
     if (body.delay is None) == (body.action_time is None):
         raise Problem(INVALID, "give a delay or an action_time", field="action_time")
-    row, _ = await asked.row(outcome="unknown")
-    outcome = await _at_task(asked, row, lambda _: asked.service.center.reschedule(
-        row.job_id, action_time=body.action_time, delay=body.delay, expires_at=body.expires_at
-    ))  # fmt: skip
-    return Answer({"job_id": str(row.job_id), "outcome": outcome.value})
+    new = {"action_time": body.action_time, "delay": body.delay, "expires_at": body.expires_at}
+    return await _change(asked, partial(asked.service.center.reschedule, **new))
 
 
 CALLS = (

@@ -432,19 +432,13 @@ class Limiter:
         call.add_done_callback(lambda done: self._answered(asked, done))
 
     def _requests(self, capacities: Iterable[Capacity], *, leaves: bool = False) -> PermitRequests:
-        return {
-            one.name: PermitRequest(
-                self._holder,
-                one.limit,
-                one.in_flight,
-                0 if leaves else one.wanted,
-                int(LIFE_SECONDS * 1000),
-                one.rate,
-                one.burst,
-                max(len(one.queue) - int(one.tokens), 0) if one.rate and not leaves else 0,
-            )
-            for one in capacities
-        }
+        life, requests = int(LIFE_SECONDS * 1000), {}
+        for one in capacities:
+            wanted = 0 if leaves else one.wanted
+            begin = max(len(one.queue) - int(one.tokens), 0) if one.rate and not leaves else 0
+            own = one.limit, one.in_flight, wanted, life, one.rate, one.burst, begin
+            requests[one.name] = PermitRequest(self._holder, *own)
+        return requests
 
     def _give_back(self) -> None:
         wanted = [one for one in list(self._capacities.values()) if one.wanted]

@@ -81,13 +81,9 @@ class Sender:
                     text += part
             finally:
                 answer.close()  # if it has ended, its connection is kept already
-            return Response(
-                answer.status,
-                excerpt(answer.status, bytes(text)),
-                _ms(began),
-                retry_after(answer.headers, int(time.time() * 1000)),
-                no_retry=answer.headers.get(NO_RETRY, "").strip() == "1",
-            )
+            told, after = answer.headers, retry_after(answer.headers, int(time.time() * 1000))
+            dead = told.get(NO_RETRY, "").strip() == "1"
+            return Response(answer.status, excerpt(answer.status, bytes(text)), _ms(began), after, dead)
 
         try:
             to = self._checked(url)
@@ -170,10 +166,8 @@ def reason(error: Exception, seconds: float) -> str:
         return str(cause)
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         cause = error.certificate_error
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return f"TLS: {cause.verify_message}"
     if isinstance(cause, ssl.SSLError):
-        return f"TLS: {cause.reason or type(cause).__name__}"
+        return f"TLS: {getattr(cause, 'verify_message', cause.reason) or type(cause).__name__}"
     if isinstance(cause, socket.gaierror) or isinstance(error, aiohttp.ClientConnectorDNSError):
         return f"its name cannot be looked up: {cause.strerror if isinstance(cause, OSError) else cause}"
     if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
@@ -207,15 +201,9 @@ def send_test(target: Target, opened: TargetSecrets, allow: Allow) -> TestAnswer
 async def _send(target: Target, opened: TargetSecrets, allow: Allow) -> TestAnswer:
     body = b'{"test":true}'
     now = time.time()
-    headers = signed(
-        {"toc-topic": TEST_TOPIC, "toc-attempt": "1"},
-        f"test_{secrets.token_hex(12)}",
-        body,
-        JSON,
-        keys=opened.signing(target, int(now * 1000)),
-        timestamp=int(now),
-        own=opened.headers,
-    )
+    keys, named = opened.signing(target, int(now * 1000)), {"toc-topic": TEST_TOPIC, "toc-attempt": "1"}
+    test_id = f"test_{secrets.token_hex(12)}"
+    headers = signed(named, test_id, body, JSON, keys=keys, timestamp=int(now), own=opened.headers)
     sender = Sender(allow)
     try:
         answer = await sender.send(target.url, headers, body, target.timeout)

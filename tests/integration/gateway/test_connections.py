@@ -42,7 +42,7 @@ def app(do: Do) -> Any:
                 status, body = await do(one)
             except Problem as exc:
                 status, body = exc.kind.status, b""
-            await one.answer(status, [(b"content-length", b"%d" % len(body))], body)
+            await one.answer("other", status, [(b"content-length", b"%d" % len(body))], body)
         except ClientGone:
             return
         finally:

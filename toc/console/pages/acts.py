@@ -344,17 +344,11 @@ async def _foreseen(view: View, act: Act, form: Mapping[str, str]) -> tuple[Any,
     where, body = act.read(form)
     if act.alters:
         now = await view.ask(act.before, **where)
-        answer: Any = {
-            "changes": [
-                {
-                    "value": shown.title_of(key),
-                    "now": shown.shown(now[key], key).text,
-                    "then": shown.shown(value, key).text,
-                }
-                for key, value in body.items()
-                if now.get(key) != value
-            ]
-        }
+        changes = []
+        for key in [key for key, value in body.items() if now.get(key) != value]:
+            before, then = (shown.shown(record[key], key).text for record in (now, body))
+            changes.append({"value": shown.title_of(key), "now": before, "then": then})
+        answer: Any = {"changes": changes}
     else:
         asked = {name: value for name, value in body.items() if name not in ("tasks", "confirm")}
         answer = await _made(view, act, where, {**asked, "dry_run": True})
