@@ -179,10 +179,10 @@ class Console:
         if wait := self._service.book.wait(token):
             why = "this access token has made its requests of this second"
             raise Problem(problems.RATE, why, headers={"retry-after": str(ceil(wait))})
-        form = await _form(method, exchange) if method == "POST" else {}
+        form: dict[str, str] = {}
         if method == "POST":
-            sent = form.pop("csrf", None) or exchange.header(b"x-csrf-token") or ""
-            if not session.wrote(sent):
+            form = await _form(method, exchange)
+            if not session.wrote(form.pop("csrf", "") or exchange.header(b"x-csrf-token") or ""):
                 why = "the form is of another login: go back, reload the page, send it again"
                 raise Problem(problems.FORBIDDEN, why)
         exchange.begin(f"token {token.name}")
@@ -352,11 +352,8 @@ async def _form(method: str, exchange: Exchange) -> dict[str, str]:
 def _check_same_site(exchange: Exchange) -> None:
     """Raise Problem for a form that another site sends."""
     site, origin = exchange.header(b"sec-fetch-site"), exchange.header(b"origin")
-    if site is not None:
-        ours = site == "same-origin"
-    else:
-        ours = origin is None or origin.partition("://")[2] == exchange.header(b"host")
-    if not ours:
+    own = origin is None or origin.partition("://")[2] == exchange.header(b"host")
+    if not (own if site is None else site == "same-origin"):
         raise Problem(problems.FORBIDDEN, "forms are sent from the console's own pages only")
 
 

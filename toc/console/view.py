@@ -74,10 +74,9 @@ class Readings:
         now = self._service.center.clock.monotonic
         asked = now()
         while True:
-            good = one.began >= asked - fresh
-            if one.reading is None and good:
-                return one
             if one.reading is None:
+                if one.began >= asked - fresh:
+                    return one
                 one.began = now()
                 one.reading = asyncio.create_task(self._read(one, read))
             await asyncio.wait([one.reading], timeout=max(0.0, asked + wait - now()))

@@ -290,32 +290,32 @@ class LmstfyOriginal:
 
 def _timed(member: bytes, due: int) -> tuple[bytes, Entry | None]:
     try:
-        namespace, at = _text(member, 0)
-        queue, at = _text(member, at)
-        (tries,) = struct.unpack_from("<H", member, at)
-        job_id, at = _text(member, at + 2)
+        namespace, queue, tries, job_id = _parts(member, "text", "text", "number", "text")
     except struct.error:
         return member, None
-    key = b"/".join((b"j", namespace, queue, job_id))
-    return (key, Entry(tries, due, dead=False)) if at == len(member) else (member, None)
+    return b"/".join((b"j", namespace, queue, job_id)), Entry(tries, due, dead=False)
 
 
 def _listed(key: bytes, item: bytes) -> tuple[bytes, Entry | None]:
     kind, _, queue = key.partition(b"/")
     try:
-        (tries,) = struct.unpack_from("<H", item)
-        job_id, at = _text(item, 2)
+        tries, job_id = _parts(item, "number", "text")
     except struct.error:
         return item, None
-    entry = Entry(tries, 0, dead=kind == b"d")
-    return (b"/".join((b"j", queue, job_id)), entry) if at == len(item) else (item, None)
+    return b"/".join((b"j", queue, job_id)), Entry(tries, 0, dead=kind == b"d")
 
 
-def _text(data: bytes, at: int) -> tuple[bytes, int]:
-    """Return a text, and where it ends. Raises struct.error."""
-    (length,) = struct.unpack_from("<H", data, at)
-    (text,) = struct.unpack_from(f"{length}s", data, at + 2)
-    return text, at + 2 + length
+def _parts(data: bytes, *kinds: str) -> list[Any]:
+    """Return the texts and numbers of an entry. Raises struct.error unless it holds these alone."""
+    found: list[Any] = []
+    for kind in kinds:
+        (one,), data = struct.unpack_from("<H", data), data[2:]
+        if kind == "text":
+            (one,), data = struct.unpack_from(f"{one}s", data), data[one:]
+        found.append(one)
+    if data:
+        raise struct.error("there is more")
+    return found
 
 
 def _content(job_id: str, stored: bytes | None) -> tuple[bytes, dict[str, str]]:

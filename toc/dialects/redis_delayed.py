@@ -68,14 +68,9 @@ class RedisDelayed(JobDialect):
 
     def _job(self, values: dict[str, str]) -> Job:
         delay = _number(values, "delayTime", 0, MAX_DELAY_MS)
-        return Job(
-            str(_number(values, "id", 0, LARGEST)),
-            _text(values, "topic"),
-            delay,
-            _number(values, "ttrTime", 1, MAX_TTR_MS),
-            values.get("message", ""),
-            self.due(delay),
-        )
+        job_id, topic = str(_number(values, "id", 0, LARGEST)), _text(values, "topic")
+        ttr, body = _number(values, "ttrTime", 1, MAX_TTR_MS), values.get("message", "")
+        return Job(job_id, topic, delay, ttr, body, self.due(delay))
 
     def failed(self, request: Request, error: Exception) -> Reply:
         """Answer as the original's framework does."""

@@ -232,7 +232,9 @@ class Webhooks:
         topic = self._catalog.known()[task.topic]
         route = route_of(topic, task.attribute)
         if route.url:
-            return _own_url(route.url)
+            # It is not signed: with a target's signature, its receiver could pass it on to that target.
+            origin = hashlib.sha256(urlsplit(route.url).netloc.encode()).hexdigest()[:16]
+            return Bound(route.url, _OWN_PREFIX + origin, OWN_URL, None, None)
         name = route.target or task.topic
         if not route.target:
             self._postpone(task, name, "no-target")
@@ -296,15 +298,8 @@ class Webhooks:
         body, content_type = body_of(task)
         now, to, opened = self._clock.now_ms(), bound.target, bound.opened
         keys, own = (opened.signing(to, now), opened.headers) if to and opened else ((), {})
-        headers = signed(
-            named_headers(task),
-            webhook_id(task),
-            body,
-            content_type,
-            keys=keys,
-            timestamp=now // 1000,
-            own=own,
-        )
+        named, at = named_headers(task), now // 1000
+        headers = signed(named, webhook_id(task), body, content_type, keys=keys, timestamp=at, own=own)
         seconds, sender = (to.timeout, self._sender) if to else (OWN_SECONDS, self._own_sender)
         free = self._most - self._in_flight.total()
         if self._in_flight[bound.label] >= max(free - self._most // 4, min(free, FEW)):
@@ -373,10 +368,3 @@ def most_requests() -> int:
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_REQUESTS if limit == resource.RLIM_INFINITY else min(limit // 4, MAX_REQUESTS)
-
-
-def _own_url(url: str) -> Bound:
-    """Return where a task with its own URL goes. It is not signed: with a target's signature, its receiver
-    could pass the request on to that target."""
-    name = _OWN_PREFIX + hashlib.sha256(urlsplit(url).netloc.encode()).hexdigest()[:16]
-    return Bound(url, name, OWN_URL, None, None)

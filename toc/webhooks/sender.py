@@ -41,6 +41,8 @@ TEST_TOPIC = "toc.test"
 
 _NO_TIMEOUT = aiohttp.ClientTimeout(total=None)
 """Only the time-out of the whole request counts."""
+_STALE = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientResponseError)
+"""How a request may fail because its connection was used before."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 """What could end a header."""
 _OURS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
@@ -91,9 +93,7 @@ class Sender:
             async with asyncio.timeout(seconds):
                 try:
                     return await post(keep=len(self._sockets) < self._most)
-                except (
-                    aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, aiohttp.ClientResponseError
-                ):  # fmt: skip
+                except _STALE:
                     # The receiver may have closed a kept connection a moment before, or what came may be the
                     # rest of the answer before: this costs no try.
                     if not reused.reused:

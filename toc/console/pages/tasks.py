@@ -85,12 +85,10 @@ async def task(view: View) -> Content:
     blocks += carried(one, view)
     if one["last_error"]:
         blocks.append(Lines("Last error", text=one["last_error"]))
-    stacks = [
-        Lines(f"Where try {each['attempt']} failed", text=each["stack"])
-        for each in tries
-        if each.get("stack")
-    ]
-    return Content(f"Task {job_id}", [*blocks, *stacks[::-1]], view.now_ms)
+    for each in tries[::-1]:
+        if each.get("stack"):
+            blocks.append(Lines(f"Where try {each['attempt']} failed", text=each["stack"]))
+    return Content(f"Task {job_id}", blocks, view.now_ms)
 
 
 def of_biz_id(biz_id: int | str) -> str:
@@ -144,20 +142,16 @@ GROUPS_SECONDS = 15.0
 GROUPS = columns("error, topic, tasks, first, last, job_id: One of them")
 
 
-@page("dead", Action.READ_DEAD, menu="Dead")
-async def dead(view: View) -> Content:
-    """The groups, unless a group or some tasks were chosen; then these, the latest first."""
-    if not view.query.keys() - {"topic"}:
-        return await _groups(view)
-    records = await view.ask("GET /v1/dead", {"limit": ON_PAGE, "newest": "true", **view.query})
-    return Content("Dead tasks", found("", "GET /v1/dead", records, view, "status"), view.now_ms)
-
-
 def _list(one: Mapping[str, Any]) -> str:
     return shown.following("/console/dead", {}, topic=one["topic"], error=one["contains"], newest="true")
 
 
-async def _groups(view: View) -> Content:
+@page("dead", Action.READ_DEAD, menu="Dead")
+async def dead(view: View) -> Content:
+    """The groups, unless a group or some tasks were chosen; then these, the latest first."""
+    if view.query.keys() - {"topic"}:
+        records = await view.ask("GET /v1/dead", {"limit": ON_PAGE, "newest": "true", **view.query})
+        return Content("Dead tasks", found("", "GET /v1/dead", records, view, "status"), view.now_ms)
     part = await view.part("Dead tasks", "GET /v1/dead:groups", view.query, fresh=GROUPS_SECONDS)
     blocks: list[Block] = [*part.notes]
     if part.value is not None:
