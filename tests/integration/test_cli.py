@@ -527,6 +527,8 @@ def test_sync_brings_topics_to_what_code_declares_and_names_what_is_refused(
         store.topics.create(Topic(name, number, 4))
     (tmp_path / "app_of_sync.py").write_text(DECLARES.format(topic=topic))
     monkeypatch.syspath_prepend(str(tmp_path))
+    wrong = toc.refused("topic", "sync", "--app", "app_of_sync:centre", code=2)
+    assert "module 'app_of_sync' has no 'centre'" in wrong
     before = store.topics.list()
     outcomes = {
         "sync.made": "create",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import HTTPException
 from harness import forks
 from harness.patience import PATIENCE, until
 from opentelemetry import trace
@@ -312,6 +313,8 @@ def test_fastapi_stores_an_order_with_its_deadline(tmp_path: Path) -> None:
         with session() as one:
             shop["pay"](43, one)
         assert toc.advance("30m") == 1
+        with pytest.raises(HTTPException, match="409"), session() as one:
+            shop["pay"](42, one)
     with session() as one:
         assert {order.id: order.state for order in one.query(shop["Order"])} == {42: "closed", 43: "paid"}
     shop["engine"].dispose()

@@ -123,7 +123,8 @@ def test_the_scanner_is_replaced_and_comes_back(service: Service) -> None:
     service.place(both, 8)
     service.run("pay", "200", module="orders")
     service.closed(both[1:])
-    assert service.statuses()[200] == "paid"
+    service.run("pay", "201", module="orders")
+    assert (service.statuses()[200], service.statuses()[201]) == ("paid", "closed")
     service.stop(scanner)
     alone = range(300, 310)
     service.place(alone, 3)

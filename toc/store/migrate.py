@@ -23,7 +23,7 @@ from toc.model.errors import ConfigError, StoreUnavailable, TocError
 from toc.store.check import ShardStatus, check
 from toc.store.schema import IDENTITY_TABLE
 from toc.store.servers import sqlite
-from toc.store.servers.mysql import connector, server_name
+from toc.store.servers.mysql import NO_RIGHT, connector, error_code, server_name
 from toc.store.servers.server import DatabaseServer, Statement
 from toc.store.servers.shards import Layout, Shards
 
@@ -204,4 +204,6 @@ def _translated(server: DatabaseServer) -> Iterator[None]:
         error = server.translate(cause, sent=True)
         if error is exc:
             raise
+        if error_code(cause) in NO_RIGHT:
+            error = type(error)(f"{error}: run it as the account that may create tables")
         raise error from exc

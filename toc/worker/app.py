@@ -56,8 +56,10 @@ def load_app(path: str) -> TimeoutCenter:
     if isinstance(center, AsyncTimeoutCenter):
         center = center.sync
     if not isinstance(center, TimeoutCenter):
-        what = "has no such name" if center is None else f"is a {type(center).__name__}"
-        raise AppNotFound(f"--app {path!r}: {attribute!r} {what}; it must be a toc.TimeoutCenter")
+        what = f"{attribute!r} is a {type(center).__name__}"
+        if center is None:
+            what = f"module {module_name!r} has no {attribute!r}"
+        raise AppNotFound(f"--app {path!r}: {what}; it must be a toc.TimeoutCenter")
     return center
 
 

@@ -21,7 +21,7 @@ from sqlalchemy import Engine, create_engine
 from benchmarks.local import MariaDB
 from toc.loop import Reactor
 from toc.model.clock import Clock
-from toc.model.errors import DedupConflict
+from toc.model.errors import DedupConflict, StoreUnavailable
 from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
 from toc.model.verdict import Failure, Nack
@@ -208,6 +208,14 @@ def switched(server_directory: Path, mariadb: MariaDB) -> Iterator[tuple[MariaDB
                 if server is old:
                     connection.exec_driver_sql("SET GLOBAL read_only = 1")
         yield old, new
+
+
+def test_an_upgrade_by_an_account_without_the_rights_says_which_to_use(
+    switched: tuple[MariaDB, MariaDB],
+) -> None:
+    url = f"mysql+pymysql://app:s3cret@127.0.0.1:{switched[1].port}"
+    with pytest.raises(StoreUnavailable, match=r"1044.*run it as the account that may create tables"):
+        Migrator([url], databases=1, tables=1).upgrade()
 
 
 @pytest.mark.parametrize("use", ["look", "write"])

@@ -428,6 +428,8 @@ _NO_QUORUM = 1047
 """A node of a Galera cluster that has lost the others refuses every statement."""
 _BEHIND = frozenset({1049, 1054, 1146})
 """Unknown database, column, table."""
+NO_RIGHT = frozenset({1044, 1142, 1143})
+"""The account may not use this database, table or column."""
 _DUPLICATE = 1062
 _OF_DRIVER = 2000
 """The first of the thousand codes of errors that no server has sent."""

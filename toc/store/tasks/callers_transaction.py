@@ -25,7 +25,7 @@ from toc.model import errors
 from toc.model.errors import InvalidInput, StoreUnavailable, TocError, WrongShardConnection
 from toc.model.task import Submission, TaskRow, check_expiry
 from toc.observe.log import get_logger
-from toc.store.servers.mysql import error_code
+from toc.store.servers.mysql import NO_RIGHT, error_code
 from toc.store.servers.server import DatabaseServer, Locked, Result, Statement
 from toc.store.servers.shards import Shards
 from toc.store.servers.threads import Threads
@@ -38,8 +38,6 @@ log = get_logger(__name__)
 
 W = TypeVar("W")
 
-_NO_RIGHT = frozenset({1044, 1142, 1143})
-"""The account may not use this database, table or column."""
 _WITHOUT_TEXTS = {"biz_key": "NULL", "attribute": "''", "dedup_key": "NULL"} | {
     name: f"CASE WHEN {name} IS NULL THEN NULL ELSE '' END" for name in ("last_error", "body_sha256")
 }
@@ -294,7 +292,7 @@ class CallersTransaction:
                 raise
             if not self._shards.layout.sqlite and not isinstance(error, pymysql.err.MySQLError):
                 error = pymysql.err.OperationalError(*error.args)  # another driver's
-            if error_code(error) in _NO_RIGHT:
+            if error_code(error) in NO_RIGHT:
                 like = self._shards.layout.prefix.replace("_", r"\_")
                 raise WrongShardConnection(
                     f"{server.name}: the account of this connection needs GRANT SELECT, INSERT, UPDATE, "
