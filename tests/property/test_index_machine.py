@@ -162,7 +162,8 @@ class Known:
     untold: bool = False
     """Whether the index has forgotten that a worker holds it: a cancel after its due time cannot know."""
     said_again: bool = False
-    """Whether an old snapshot of the index has said that a worker holds it: a later cancel may believe it."""
+    """Whether an old snapshot of the index has said that a worker holds it, or may make one take it although
+    it is cancelled: a later cancel may believe it."""
     losses: int = 0
     """Times that it was held and lost, or that an old entry said so again, each of which may charge a try;
     also one after a reschedule."""
@@ -273,6 +274,9 @@ class Machine(RuleBasedStateMachine):
             # Of a try that the index had lost, the row tells once it has ended.
             doubted = task.said_again and outcome is CancelOutcome.MAY_HAVE_STARTED
             assert {outcome} == task.told or (task.untold and task.ran) or doubted
+            if doubted:  # and marked, so that it stays the answer
+                task.told.add(outcome)
+                self._expect(task, at_least_tried=True)
             return
         if outcome is CancelOutcome.CANCELLED:
             assert not task.ran or task.untold, "cancelled means never run, for no former deadline either"
@@ -642,7 +646,10 @@ class Machine(RuleBasedStateMachine):
             held = {entry.job_id for party in self.parties for entry in party.inflight.snapshot()}
             for job_id, task in self.tasks.items():
                 said = self._prepared(job_id)
-                task.said_again |= said
+                # An old StoreQueue entry of what is cancelled is taken, and dropped once its row is read.
+                # Until then nothing tells it from a try for a former deadline; nor later, if its worker dies.
+                stored = task.row.status == TaskStatus.CANCELLED and self._stands(job_id, "store")
+                task.said_again |= said or stored
                 task.losses += said and job_id not in held  # what is held counts below
         if what not in ("all", "snapshot"):
             for slot in TOPIC.slots():
@@ -693,9 +700,12 @@ class Machine(RuleBasedStateMachine):
             assert told, f"it has run, and nothing shows it: {row}"
 
     def _prepared(self, job_id: int) -> bool:
+        return self._stands(job_id, "prepare")
+
+    def _stands(self, job_id: int, queue: str) -> bool:
         row = self.tasks[job_id].row
         keys = self.center.queues.keys(TOPIC.slot(row.slot_crc, row.slot_amount))
-        return self.redis.zscore(keys.prepare, str(job_id)) is not None
+        return self.redis.zscore(getattr(keys, queue), str(job_id)) is not None
 
     @invariant()
     def no_id_stands_in_two_places(self) -> None:
