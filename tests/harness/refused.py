@@ -203,7 +203,7 @@ COMMANDS: dict[str, str] = {
     # workers and hosts
     "worker --app nothing": "package.module:center",
     "worker --app no.such.module:center": "no module",
-    "worker --app json:center": "no such name",
+    "worker --app json:center": "module 'json' has no 'center'",
     "worker --app json:loads": "must be a toc.TimeoutCenter",
     "worker --app toc.dev.demo:center": "demo.order.close",
     "worker --app toc.dev.demo:center --processes 0": "TOC_PROCESSES=0",
