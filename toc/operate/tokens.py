@@ -87,7 +87,10 @@ def _made(tokens: Sequence[Token], giver: Token) -> tuple[str, int]:
         return makers.get(one.created_by.partition(": ")[0])
 
     def first(one: Token) -> str:
-        while not one.everywhere and (above := maker(one)) is not None and not above.everywhere:
+        for _ in makers:  # rows that were changed by hand may name each other
+            above = maker(one)
+            if one.everywhere or above is None or above.everywhere:
+                break
             one = above
         return one.name
 
