@@ -31,6 +31,7 @@ class Side:
     """One tree's system, in a process of its own. Use as a context manager."""
 
     def __init__(self, tree: Path) -> None:
+        self._tree = tree
         self._process = subprocess.Popen(
             [str(tree / ".venv/bin/python"), "-P", __file__, "--serve"],
             stdin=subprocess.PIPE,
@@ -51,7 +52,7 @@ class Side:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"{self._process.args[0]}: its system ended")  # type: ignore[index]
+            raise SystemExit(f"{self._tree}: its system ended")
         answer: dict[str, Any] = json.loads(line)
         return answer
 

@@ -99,7 +99,7 @@ class Plan:
     """Of attribute."""
     seconds: float = 120
     lose_host_every: float = 60
-    """Seconds; 0: never. It is back after 20 s."""
+    """Seconds; 0: never. The first goes after half of it; it is back after 20 s."""
     server_away: float = 0
     """Seconds for which one database server is away, from the tenth second on."""
     session_timeout: float = 6
@@ -188,7 +188,7 @@ class Simulation:
         steps = int(plan.seconds / STEP)
         capacity = self._capacity()
         served = self.owner.copy()
-        next_loss = plan.lose_host_every or float("inf")
+        next_loss = plan.lose_host_every / 2 or float("inf")
         changes: list[tuple[float, bool]] = []
         for step in range(steps):
             now = step * STEP
