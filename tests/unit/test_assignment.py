@@ -2,7 +2,9 @@
 
 import random
 from collections import Counter
+from itertools import chain
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -192,19 +194,38 @@ def test_every_worker_can_sweep_tables_whatever_it_handles() -> None:
     assert loads(assign(members, {TABLES: 8})) == {"w0": 4, "w1": 4}
 
 
-def test_a_worker_has_tasks_on_few_servers_also_after_hosts_came_and_went() -> None:
-    spread = Spread(32, 16)
-    topics = {f"t{number}": 128 for number in range(10)} | {TABLES: 256}
-    members = [Member(f"h{host:02}-{number}", f"h{host:02}") for host in range(8) for number in range(8)]
-    owners = assign(members, topics, spread=spread)
-    rng = random.Random(3)
-    for _ in range(15):
-        gone = rng.choice(members).host
-        left = [member for member in members if member.host != gone]
-        owners = assign(left, topics, previous=owners, spread=spread)
-        owners = assign(members, topics, previous=owners, spread=spread)
+def most_servers(owners: Owners, spread_: Spread) -> int:
+    """On how many servers a worker has tasks at most."""
     servers: dict[str | None, set[int | None]] = {}
     for slots in owners.values():
         for number, owner in enumerate(slots):
-            servers.setdefault(owner, set()).add(spread.server(len(slots), number))
-    assert max(map(len, servers.values())) <= 2  # by chance 3 and 4
+            servers.setdefault(owner, set()).add(spread_.server(len(slots), number))
+    return max(map(len, servers.values()))
+
+
+@pytest.mark.parametrize("spread_", [Spread(32, 16), Spread(32, 4), Spread(8, 8)], ids=str)
+def test_a_worker_has_tasks_on_one_server_also_after_each_host_was_restarted(spread_: Spread) -> None:
+    topics = {f"t{number}": 128 for number in range(10)} | {TABLES: 256}
+    hosts = {
+        host: [Member(f"h{host:02}-{number}", f"h{host:02}") for number in range(8)] for host in range(8)
+    }
+    owners = assign(chain(*hosts.values()), topics, spread=spread_)
+    for host, gone in hosts.items():
+        hosts[host] = []
+        owners = assign(chain(*hosts.values()), topics, previous=owners, spread=spread_)
+        hosts[host] = [Member(f"again-{one.worker_id}", one.host) for one in gone]
+        owners = assign(chain(*hosts.values()), topics, previous=owners, spread=spread_)
+    assert most_servers(owners, spread_) == 1
+
+
+def test_a_rebalance_brings_each_server_to_few_workers_where_they_came_one_by_one() -> None:
+    topics, spread_ = {f"t{number}": 128 for number in range(6)}, Spread(16, 4)
+    members: list[Member] = []
+    owners: Owners = {}
+    for number in range(8):
+        members.append(Member(f"w{number}", f"h{number}"))
+        owners = assign(members, topics, previous=owners, spread=spread_)
+    assert most_servers(owners, spread_) == 4
+    owners = assign(members, topics, previous=owners, spread=spread_, rebalance=True)
+    assert most_servers(owners, spread_) == 1
+    assert assign(members, topics, previous=owners, spread=spread_, rebalance=True) == owners

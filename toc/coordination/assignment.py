@@ -12,8 +12,9 @@ Guarantees, in order of priority:
    slots move only to members that came or from members that went.
 5. A ``rebalance`` spreads each topic as well: among members that are alike, the numbers of its slots differ
    by at most one. Only this moves slots that 4 would keep.
-6. Near: where 1 to 5 leave the choice, a member gets slots whose tasks are on one database server, so that it
-   needs connections to few.
+6. Near: where 1 to 5 leave the choice, a member gets slots whose tasks are on one database server, its home,
+   so that it needs few connections. Hosts that restart keep it so. Where hosts come one by one, 4 mixes the
+   servers; a rebalance sorts them.
 
 The result depends only on the arguments, not on their order. Members that can handle the same topics are of
 one kind. Choices are made by kind, and from heaps: 16,000 members and 100,000 slots take a leader seconds.
@@ -38,6 +39,8 @@ Entry = tuple[tuple[float, float], int]
 """How full a worker is, and the worker."""
 
 _NOBODY = -1
+_ANY = -1
+"""In place of a home: all of them."""
 _MORE = 1 + 1e-9  # a gain must exceed rounding, or two slots could swap forever
 
 
@@ -157,8 +160,8 @@ class _Plan:
         self.before = {topic: [_NOBODY] * slots for topic, slots in self.topics.items()}
         self.kept: list[dict[str, list[int]]] = [{} for _ in self.members]
         self.moved: list[dict[str, list[int]]] = [{} for _ in self.members]
-        self.homes: list[int | None] = [None] * len(self.members)
-        """The server of most tasks of each worker's slots."""
+        self.homes = [0] * len(self.members)
+        """The server of most tasks of each worker's slots; of one without slots, a server that few have."""
         self.topics_of: list[dict[str, None]] = []
         """The topics that each kind of workers can handle, sorted. Usually there are one or two kinds."""
         self.kind = self._kinds(deliveries)
@@ -166,12 +169,14 @@ class _Plan:
         self.kinds_of = {t: tuple(k for k in kinds if t in self.topics_of[k]) for t in self.topics}
         able = {of: [w for w in self.everyone if self.kind[w] in of] for of in set(self.kinds_of.values())}
         self.able = {topic: able[self.kinds_of[topic]] for topic in self.topics}
+        self.weights = {of: sum(self.weight[w] for w in workers) for of, workers in able.items()}
         # loose[worker][kind]: how many slots the worker could give to a worker of that kind
         self.loose = [[0] * len(kinds) for _ in self.members]
         self.receivers: list[list[tuple[float, int]]] = []
         """By kind, a heap of its workers, the least loaded first, with outdated entries in between."""
-        self.givers: list[list[tuple[float, int]]] = []
-        """By kind, a heap of all that can give to a worker of it, the most loaded first; like that."""
+        self.givers: list[dict[int, list[tuple[float, int]]]] = []
+        """By kind and home, heaps of those that can give to a worker of the kind, the most loaded first; like
+        that. All homes together: ``_ANY``."""
 
     def _kinds(self, deliveries: Mapping[str, str]) -> list[int]:
         """Return the kind of each worker, and fill ``topics_of``."""
@@ -199,6 +204,7 @@ class _Plan:
                 worker = rank.get(worker_id, _NOBODY) if worker_id is not None else _NOBODY
                 if worker != _NOBODY and self._can(worker, topic):
                     self.before[topic][number] = worker
+        self._find_homes()
         pinned = set()
         named: dict[str, list[int]] = {}
         for worker, member in enumerate(self.members) if pins else ():
@@ -214,28 +220,28 @@ class _Plan:
                 self._count(topic, number, worker)
                 pinned.add((topic, number))
         for topic, before in self.before.items():
-            weights = sum(self.weight[w] for w in self.able[topic]) if self.evenly else 0
             for number, worker in enumerate(before):
                 if worker == _NOBODY or (topic, number) in pinned:
                     continue
-                if self.evenly:
-                    share = len(before) * self.weight[worker] / weights * _MORE
-                    if self.count[topic][worker] + 1 > share:
-                        continue
-                self._take(topic, number, worker)
-        self._find_homes()
+                home = self._server(topic, number) in (None, self.homes[worker])
+                if not self.evenly or (home and self._within_share(topic, worker)):
+                    self._take(topic, number, worker)
 
     def _find_homes(self) -> None:
+        """Share the servers out as homes: to each the one of most of its slots that has room left."""
         if self.spread.servers == 1:
             return
         servers: list[Counter[int]] = [Counter() for _ in self.members]
-        for topic, owners in self.owner.items():
-            for number, worker in enumerate(owners):
+        for topic, workers in self.before.items():
+            for number, worker in enumerate(workers):
                 if worker != _NOBODY and (server := self._server(topic, number)) is not None:
                     servers[worker][server] += 1
-        for worker, counts in enumerate(servers):
-            if counts:
-                self.homes[worker] = min(counts, key=lambda server: (-counts[server], server))
+        room, homed = -(-len(self.members) // self.spread.servers), [0] * self.spread.servers
+        ranked = [counts.most_common() or [(0, 0)] for counts in servers]
+        for worker in sorted(self.everyone, key=lambda worker: -ranked[worker][0][1]):
+            fit = (server for server, slots in ranked[worker] if slots and homed[server] < room)
+            self.homes[worker] = home = next(fit, homed.index(min(homed)))
+            homed[home] += 1
 
     def place(self) -> None:
         """Give slots without an owner to the least loaded worker, those that the fewest can handle first."""
@@ -262,18 +268,15 @@ class _Plan:
                 by_home.setdefault(self.homes[entry[1]], []).append(entry)
             for number in free:
                 least, worker = current(everyone)[0]
-                was, server = self.before[topic][number], self._server(topic, number)
-                if was != _NOBODY and full(was) == least:
+                was, near = self.before[topic][number], current(by_home.get(self._server(topic, number), []))
+                if near and (near[0][0] == least or self._has_room(topic, near[0], least)):
+                    worker = near[0][1]
+                elif was != _NOBODY and full(was) == least:
                     worker = was
-                elif server is not None:
-                    near = [current(by_home.get(home, [])) for home in (server, None)]
-                    worker = next((heap[0][1] for heap in near if heap and heap[0][0] == least), worker)
-                if self.homes[worker] is None:
-                    self.homes[worker] = server
                 self._take(topic, number, worker)
                 heappush(everyone, (full(worker), worker))
                 if by_home:
-                    heappush(by_home.setdefault(self.homes[worker], []), (full(worker), worker))
+                    heappush(by_home[self.homes[worker]], (full(worker), worker))
 
     def balance(self) -> None:
         """Move slots from the most to the least loaded for as long as that makes loads more equal."""
@@ -282,11 +285,10 @@ class _Plan:
             [(self._if_given(worker), worker) for worker in self.everyone if self.kind[worker] == kind]
             for kind in kinds
         ]
-        self.givers = [
-            [(-self._if_taken(worker), worker) for worker in self.everyone if self.loose[worker][kind]]
-            for kind in kinds
-        ]
-        for heap in (*self.receivers, *self.givers):
+        self.givers = [{} for _ in kinds]
+        for worker in self.everyone:
+            self._may_give(worker)
+        for heap in self.receivers:
             heapify(heap)
         # A move that is worth it to any worker is so to the least loaded of its kind.
         while move := next(filter(None, map(self._move_to, self._least_loaded())), None):
@@ -321,6 +323,19 @@ class _Plan:
     def _server(self, topic: str, number: int) -> int | None:
         return self.spread.server(self.topics[topic], number) if self.spread.servers > 1 else None
 
+    def _within_share(self, topic: str, worker: int) -> bool:
+        """Whether one more slot of the topic is within what the worker has in an even spread."""
+        share = self.topics[topic] * self.weight[worker] / self.weights[self.kinds_of[topic]]
+        return self.count[topic][worker] + 1 <= share * _MORE
+
+    def _has_room(self, topic: str, entry: Entry, least: tuple[float, float]) -> bool:
+        """Whether a worker may be fuller than the least loaded: by as many slots as one server has in a row.
+        The next ones lie on others, and `balance` mends what is left."""
+        if self.evenly:
+            return self._within_share(topic, entry[1])
+        row = self.spread.databases // self.spread.servers
+        return entry[0][0] <= least[0] + 2 * row / self.weight[entry[1]]
+
     def _can(self, worker: int, topic: str) -> bool:
         return topic in self.topics_of[self.kind[worker]]
 
@@ -344,8 +359,6 @@ class _Plan:
             server = [self._server(topic, number) for number in numbers]
             there, here = self.homes[taker], self.homes[giver]
             place = max(range(len(numbers)), key=lambda at: (server[at] == there, server[at] != here, at))
-            if there is None:
-                self.homes[taker] = server[place]
         number = numbers.pop(place)
         self.load[giver] -= 1
         self.count[topic][giver] -= 1
@@ -354,18 +367,32 @@ class _Plan:
         self._take(topic, number, taker)
         for worker in (giver, taker):
             heappush(self.receivers[self.kind[worker]], (self._if_given(worker), worker))
-            for kind, heap in enumerate(self.givers):
-                if self.loose[worker][kind]:
-                    heappush(heap, (-self._if_taken(worker), worker))
+            self._may_give(worker)
+
+    def _may_give(self, worker: int) -> None:
+        """Note that the worker can give slots, as loaded as it is now."""
+        entry = (-self._if_taken(worker), worker)
+        for kind, heaps in enumerate(self.givers):
+            if self.loose[worker][kind]:
+                for home in {_ANY, self.homes[worker]}:
+                    heappush(heaps.setdefault(home, []), entry)
 
     def _move_to(self, receiver: int) -> tuple[int, int] | None:
-        """Return who should give a slot to ``receiver``, and that; None if it is not worth it."""
+        """Return who should give a slot to ``receiver``, of the most loaded one of the same home, and
+        ``receiver``; None if it is not worth it."""
         kind = self.kind[receiver]
-        heap = self.givers[kind]
+        giver = self._most_loaded(kind, _ANY)
+        if not giver or -giver[0] <= self._if_given(receiver) * _MORE:
+            return None
+        near = self._most_loaded(kind, self.homes[receiver])
+        return (near if near and near[0] == giver[0] else giver)[1], receiver  # not the same: it is worth it
+
+    def _most_loaded(self, kind: int, home: int) -> tuple[float, int] | None:
+        """Return the top of a heap of givers, without what is not so any more."""
+        heap = self.givers[kind].get(home, [])
         while heap and not (self.loose[heap[0][1]][kind] and -heap[0][0] == self._if_taken(heap[0][1])):
             heappop(heap)
-        worth = heap and -heap[0][0] > self._if_given(receiver) * _MORE  # so it is not the receiver
-        return (heap[0][1], receiver) if worth else None
+        return heap[0] if heap else None
 
     def _best_topic(self, giver: int, taker: int) -> str:
         """Return the topic of which the giver has most and the taker least."""
