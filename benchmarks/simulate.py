@@ -376,6 +376,8 @@ def table(result: dict[str, Any]) -> list[str]:
     plan = result["plan"]
     lines = [
         f"{plan['fires']:,.0f} tasks a second, {plan['pending']:,.0f} pending, {result['workers']:,} workers",
+        f"with {plan['servers']} MySQL servers, {plan['databases']} databases, {plan['redis']} Redis nodes",
+        f"and {plan['topics']} topics of {plan['slots']} slots; kept for {plan['retention_days']:g} days",
         "late: " + ", ".join(f"{name} {value:,.1f} ms" for name, value in result["lateness_ms"].items()),
         f"Redis: {result['redis_gb_per_node']:,.1f} GB a node, {result['horizon_seconds']:,} s ahead",
         f"MySQL: {result['disk_gb_per_server']:,.0f} GB a server",
