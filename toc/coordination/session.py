@@ -327,7 +327,7 @@ class Session:
         self, candidate: str, changes: Sequence[tuple[str, bytes | None, int]]
     ) -> list[int | None]:
         """Write topics' nodes, each only while the ``candidate`` is there and the node has the version given
-        (-1: none yet).
+        (-1: none yet). Watches new ones, as whoever reads does.
 
         Data None deletes the node. Returns the new versions, None where nothing was written.
         """
@@ -347,6 +347,8 @@ class Session:
             return commit
 
         results = self._all(change(*each) for each in changes)
+        new = [self._path("assignment", topic) for topic, _, version in changes if version < 0]
+        self._all(methodcaller("exists_async", path, self._note) for path in new)
         return [
             version + 1 if _committed(result) else None
             for result, (_, _, version) in zip(results, changes, strict=True)

@@ -367,7 +367,9 @@ class ZooKeeperCoordinator(Coordinator):
         for name in names:
             node = nodes.get(name)
             if node is not None and (owners := znodes.owners_of(name, node.data)):
-                self._assignment[name] = znodes.Assigned(owners, node.version)
+                if (read := znodes.Assigned(owners, node.version)) != self._assignment.get(name):
+                    self._leader.inputs_changed()  # another wrote it, perhaps by hand
+                self._assignment[name] = read
             elif node is not None:  # another program's: without it, the leader writes what is in force
                 self._session.delete("assignment", [name])
             elif (known := self._assignment.pop(name, None)) and name in self._topics:
@@ -466,6 +468,7 @@ class Claims:
         """Return the slots whose claims, as read, are those of workers of ours."""
 
         def is_ours(slot: Slot, node: Znode) -> bool:
-            return node.session == session_id or znodes.holder_of(str(slot), node.data) in self._ours
+            mine = node.session in (session_id, 0)  # 0: not ephemeral, so no claim of anybody
+            return mine or znodes.holder_of(str(slot), node.data) in self._ours
 
         return [slot for slot, node in nodes.items() if is_ours(slot, node)]

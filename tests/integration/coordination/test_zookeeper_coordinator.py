@@ -553,6 +553,25 @@ def test_a_workers_node_that_somebody_overwrites_is_written_again(daemons: Daemo
     assert daemons.holders() == before
 
 
+def test_an_assignment_to_nobody_that_somebody_writes_does_not_stand(daemons: Daemons) -> None:
+    daemons.start("a")
+    daemons.start("b")
+    for topic in [*daemons.topics, *daemons.topics]:  # the node as it was made, and once it was written again
+        daemons.until(lambda: daemons.calm() and daemons.settled())
+        nobody = b'{"workers":["x-0-1"],"slots":%s}' % str([0] * daemons.topics[topic]).encode()
+        path = f"/toc/{daemons.cluster}/assignment/{topic}"
+        daemons.onlooker.set(path, nobody)
+        daemons.until(lambda path=path: b"x-0-1" not in daemons.onlooker.get(path)[0])  # type: ignore[misc]
+
+
+def test_a_claim_that_no_session_holds_is_nobodys(daemons: Daemons) -> None:
+    for slot in daemons.every_slot():
+        path = f"/toc/{daemons.cluster}/slots/{slot}"
+        daemons.onlooker.create(path, b'{"worker_id":"x-0-1"}', makepath=True)
+    daemons.start("a")
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+
+
 def test_a_leader_that_knows_a_worker_notices_what_it_tells_anew(daemons: Daemons) -> None:
     leader = daemons.start("a")
     daemons.until(lambda: leader.coordinator.leading)
