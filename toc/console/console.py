@@ -206,10 +206,16 @@ class Console:
             return content
         if isinstance(content, Redirect):
             return _redirect(content.href)
-        return await self._drawn(partial(
+        draw = partial(
             self._html, "page.html", session, content.status, {}, content=content, live=_here(scope),
             now=found, acts=offered(found, view, content), packed=_packs(exchange.header(b"accept-encoding")),
-        ))  # fmt: skip
+        )  # fmt: skip
+        try:
+            return await self._drawn(draw)
+        except Busy:
+            if method != "POST":
+                raise
+            return draw()  # what a form has done is told: a new secret is not shown again
 
     def _find(self, path: str, method: str, session: Session) -> tuple[Page, Mapping[str, str]]:
         """Return a page, and what its path names. Raises Problem, also if it is not the reader's."""

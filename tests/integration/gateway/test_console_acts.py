@@ -6,29 +6,32 @@ import http.client
 import re
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from html import unescape
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlencode
 
 import pytest
 from fault.kit.proxy import Proxy, through
 from harness import secured
-from harness.console import Browser, Shown
+from harness.console import FORM, Browser, Shown
 from harness.gateway import Gateway
 from harness.patience import until
 from harness.rows import change, known
 from harness.system import NewSystem, System
 
 from benchmarks.local import MariaDB
+from toc import TimeoutCenter
 from toc.console.console import Console
 from toc.console.pages import PAGES
 from toc.console.pages.acts import ACTS, Act
-from toc.console.sessions import COOKIE, Sessions
+from toc.console.sessions import COOKIE, Session, Sessions
 from toc.console.shown import Column
 from toc.gateway.app import App
 from toc.gateway.connections import Crowd, server
-from toc.gateway.service import Service
+from toc.gateway.service import Line, Service
 from toc.model.access import CLUSTER_ACTIONS, MATRIX, Role
 from toc.model.errors import StoreUnavailable
 from toc.model.lateness import Cause, Episode, LateStart, Span
@@ -440,6 +443,45 @@ def test_without_a_database_nothing_changes_and_text_stays(through_proxy: tuple[
 # The console under attack: nobody who may only look holds up others, or learns what is not for him.
 
 
+class Served(NamedTuple):
+    """A console in this process, and a login."""
+
+    service: Service
+    port: int
+    session: Session
+    cookie: str
+
+    def ask(self, path: str, form: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+        """Open a page, or send a form."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        body = urlencode({"csrf": self.session.csrf(), **form}) if form else None
+        headers = {"Cookie": self.cookie, "Content-Type": FORM}
+        connection.request("POST" if form else "GET", path, body, headers)
+        answer = connection.getresponse()
+        found = answer.status, answer.read()
+        connection.close()
+        return found
+
+
+@asynccontextmanager
+async def serving(center: TimeoutCenter, secret: str) -> AsyncIterator[Served]:
+    """Serve the console to whoever logs in with an access token."""
+    book = TokenBook(center.store.tokens, center.clock)
+    book.run_once()
+    key = center.store.identity.lease_secret()
+    service, sessions = Service(center, book, key), Sessions(book, center.clock, key)
+    cookie = f"{COOKIE}={sessions.begin(secret)}"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        http_server = server(App(service, Console(service, key)), Crowd(), shutdown_deadline=1)
+        served = asyncio.create_task(http_server.serve([listener]))
+        try:
+            yield Served(service, listener.getsockname()[1], known(sessions.find(cookie)), cookie)
+        finally:
+            http_server.should_exit = True
+            await served
+            await service.close()
+
+
 def test_a_page_that_is_long_to_draw_delays_nobody(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     center = system.center
     made = create_token(center, "reads", roles=[Role.READ], topics=["*"], by="test")
@@ -454,40 +496,36 @@ def test_a_page_that_is_long_to_draw_delays_nobody(system: System, monkeypatch: 
 
     monkeypatch.setattr(Column, "cell", slow)
 
-    def get(port: int, path: str, cookie: str = "") -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request("GET", path, headers={"Cookie": cookie})
-        answer = connection.getresponse()
-        found = answer.status, answer.read()
-        connection.close()
-        return found
-
     async def steps() -> None:
-        book = TokenBook(center.store.tokens, center.clock)
-        book.run_once()
-        key = center.store.identity.lease_secret()
-        service = Service(center, book, key)
-        cookie = f"{COOKIE}={Sessions(book, center.clock, key).begin(made.secret)}"
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-            http_server = server(App(service, Console(service, key)), Crowd(), shutdown_deadline=1)
-            serving = asyncio.create_task(http_server.serve([listener]))
+        async with serving(center, made.secret) as console:
             try:
-                page = asyncio.create_task(asyncio.to_thread(get, port, "/console/tasks", cookie))
+                page = asyncio.create_task(asyncio.to_thread(console.ask, "/console/tasks"))
                 assert await asyncio.to_thread(drawing.wait, 60), "no page is drawn"
-                assert (await asyncio.to_thread(get, port, "/healthz"))[0] == 200
+                assert (await asyncio.to_thread(console.ask, "/healthz"))[0] == 200
                 answered.set()
                 status, html = await page
                 assert status == 200
                 assert b"test.sync" in html
             finally:
                 answered.set()
-                http_server.should_exit = True
-                await serving
-                await service.close()
 
     asyncio.run(steps())
     assert all(in_time), "nothing else was answered while the page was drawn"
+
+
+def test_what_a_form_has_done_is_told_however_many_pages_wait(system: System) -> None:
+    center = system.center
+    boss = create_token(center, "boss", roles=[Role.ADMIN], topics=["*"], by="test")
+
+    async def steps() -> None:
+        async with serving(center, boss.secret) as console:
+            console.service._lines["pages"] = Line("pages", most=0)
+            assert (await asyncio.to_thread(console.ask, "/console/tasks"))[0] == 503
+            form = {"name": "new", "roles": "read", "topics": "*"}
+            status, html = await asyncio.to_thread(console.ask, "/console/do/create-token", form)
+            assert (status, b"toc_" in html) == (200, True)
+
+    asyncio.run(steps())
 
 
 def test_an_origin_that_is_no_address_is_another_site(shared: Gateway) -> None:
