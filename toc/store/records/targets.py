@@ -107,7 +107,8 @@ def _fernet() -> Any:
 
 
 class Resealed(NamedTuple):
-    """The result of a rotation of keys: targets encrypted anew, and targets that no key opens."""
+    """The result of a rotation of keys: targets encrypted anew, and targets that no key opens or whose rows
+    cannot be understood."""
 
     done: int
     locked: Sequence[str]
@@ -186,7 +187,7 @@ class TargetTable(NamedTable[Target]):
     def reseal(self) -> Resealed:
         """Encrypt the secrets of all targets with the first key. May be repeated. Raises SecretsLocked."""
         self._box.seal("")  # raises if there is no key at all
-        done, locked = 0, []
+        done, locked = 0, [*self.damaged()]
         for target in self.list():
             try:
                 self.change(target.name, lambda target, opened: (target, opened), with_secrets=True)
@@ -195,7 +196,7 @@ class TargetTable(NamedTable[Target]):
                 continue
             except SecretsLocked:
                 locked.append(target.name)
-        return Resealed(done, locked)
+        return Resealed(done, sorted(locked))
 
     def _sealed(self, target: Target, opened: TargetSecrets) -> Target:
         values = {"secret": opened.secret, "previous": opened.previous, "headers": dict(opened.headers)}
