@@ -39,7 +39,7 @@ from toc.worker.take.poll import TAKE_LIMIT
 
 def test_a_second_sigterm_gives_back_what_runs_at_once(system: System) -> None:
     system.create_topics()
-    daemon = system.start(processes=1)
+    daemon = system.start("-h {\u00f6}%s", processes=1)  # a name may hold whatever is printable
     job_id = system.center.submit("test.sync", biz_id=1, delay=0.1, attribute={"sleep": 20})
     system.wait(lambda: bool(system.history()), "it has started", 5)
     daemon.terminate()

@@ -277,7 +277,7 @@ class Daemon(Keeper[WorkerProcess]):
         worker_id = self._slots.name(f"{self.settings.host}-{name}")
         try:
             with self.monitor.board(worker_id) as board:
-                command += ["--worker-id", worker_id, "--board", str(board)]
+                command += [f"--worker-id={worker_id}", "--board", str(board)]
                 topics = [topic.values() for topic in self.center.catalog.known().values()]
                 known = {**self._known, "topics": topics}
                 child = processes.start(command, [board, *inherited], known, self._member(worker_id), index)
