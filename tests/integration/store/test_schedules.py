@@ -259,6 +259,7 @@ def test_rotating_the_key_reads_with_the_old_and_writes_with_the_new(
     table._server.run([Statement(f"UPDATE {table._table} SET settings='' WHERE name='hand'")])
     for _ in range(2):
         assert both.reseal() == (2, ["hand", "three"])
+    table.delete("hand")
     assert stores(new).targets.open(both.get("one")).headers == SECRETS.headers
     with pytest.raises(SecretsLocked):
         table.open(both.get("one"))
@@ -317,8 +318,9 @@ class SetClock(Clock):
         return self.now
 
 
-def test_a_book_learns_of_every_change(table: TargetTable) -> None:
+def test_a_book_learns_of_every_change(stores: Callable[..., Store]) -> None:
     clock = SetClock()
+    table = stores(KEYS, clock=clock).targets
     book = TargetBook(table, clock)
     seen = [book.ready]
     assert book.run_once() == 1.0
@@ -334,6 +336,11 @@ def test_a_book_learns_of_every_change(table: TargetTable) -> None:
     assert book.known("shop") == rotated
     assert book.secrets(rotated).secret == "new"
     assert list(book._opened) == [rotated.change_id]
+    for settings, found in (("{", None), (table._values(rotated)["settings"], rotated)):  # written by hand
+        table._server.run([Statement(f"UPDATE {table._table} SET settings=%s", [settings])])
+        clock.now += 60
+        book.run_once()
+        assert book.known("shop") == found
     table.delete("shop")
     again = table.create(target(), SECRETS)  # deleted and created between two looks
     book.run_once()

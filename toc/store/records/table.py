@@ -27,8 +27,12 @@ REPEATS = 5
 COMPLAIN_SECONDS = 60.0
 """How often a row that is not understood is named in the log: the tables are read every other second."""
 
-State = tuple[int, int]
-"""The number of rows and the sum of their versions: another one means that a row has changed."""
+BY_HAND_SECONDS = 60
+"""How soon a row is read again that was changed by hand, perhaps corrected, without its version."""
+
+State = tuple[int, int, int]
+"""The number of rows, the sum of their versions, and the minute: another one means that a row may have
+changed."""
 
 
 class RecordTable:
@@ -105,7 +109,7 @@ class NamedTable(RecordTable, ABC, Generic[R]):
     def state(self) -> State:
         """Return the State."""
         ((count, total),) = self._rows(self._count_and_sum)
-        return int(count), int(total)
+        return int(count), int(total), int(self._clock.monotonic() // BY_HAND_SECONDS)
 
     def _every(self) -> Sequence[tuple[R, Mapping[str, Any]]]:
         return self._understood(self._rows(self._select))
