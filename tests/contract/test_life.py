@@ -240,6 +240,39 @@ def test_no_task_starts_once_toc_topic_pause_has_returned(each: Contract) -> Non
     each.wait_status(job_id, 2)
 
 
+@pytest.mark.parametrize("topic", ["c.plain", "c.async", "c.batch-whole"])  # threads, the event loop, batches
+@pytest.mark.parametrize("each", RUNNING, indirect=True)
+def test_what_waits_for_a_handler_when_its_topic_is_paused_goes_back_uncharged(
+    each: Contract, topic: str
+) -> None:
+    gate = f"paused-{topic}"
+    tasks = {submit(each, topic, n, gate=gate) for n in range(200, 400)}
+
+    def held() -> set[int]:
+        rows = {job_id: each.row(job_id) for job_id in tasks}
+        return {job_id for job_id, row in rows.items() if row["lease_until"] and not row["status"]}
+
+    def began() -> set[int]:
+        return tasks & {start["job_id"] for start in each.history()}
+
+    each.wait(lambda: began() and held() - began(), "some run, and some wait")
+    assert each.toc("topic", "pause", topic).returncode == 0
+    try:
+        ran = began()
+        each.open_gate(gate)
+        each.wait(lambda: not held(), "some have ended, the others went back")
+        assert began() == ran
+        rest = [each.row(job_id) for job_id in tasks - ran]
+        assert {(row["status"], row["attempts"], row["crashes"]) for row in rest} == {(0, 0, 0)}
+    finally:
+        each.open_gate(gate)
+        assert each.toc("topic", "resume", topic).returncode == 0
+    for job_id in tasks:
+        each.wait_status(job_id, 2)
+    starts = [start for start in each.history() if start["job_id"] in tasks]
+    assert len(starts) == len(tasks)
+
+
 @pytest.mark.parametrize("each", [*RUNNING, KIT], indirect=True)
 def test_rows_of_the_callers_transaction_run_once_it_commits(each: Contract, mariadb: MariaDB) -> None:
     with engine_of(mariadb.url) as engine:

@@ -62,6 +62,8 @@ class TopicCatalog:
         """The last read on a thread of its own."""
         self._view: tuple[dict[str, Topic], dict[int, Topic]] = {}, {}
         """By name and by biz_type. Replaced in one assignment, so readers need no lock."""
+        self.paused: frozenset[str] = frozenset()
+        """The names of those that are paused. Replaced in the same way."""
         self._new_lock()
         call_in_children(self._new_lock)
 
@@ -168,6 +170,7 @@ class TopicCatalog:
     def _replace_view(self, topics: Iterable[Topic]) -> None:
         by_name = {topic.name: topic for topic in topics}
         self._view = by_name, {topic.biz_type: topic for topic in by_name.values()}
+        self.paused = frozenset(topic.name for topic in by_name.values() if topic.paused)
 
     def _stale(self) -> bool:
         return self._clock.monotonic() - self._read_at > REFRESH_SECONDS

@@ -197,9 +197,10 @@ class HandOuts:
         wanted: dict[int, Assigned] = {}
         back: list[Candidate] = []
         for one in batch:
-            if not one.pull.over and one.entry.job_id not in wanted:
+            paused = one.entry.topic.name in self._catalog.paused
+            if not one.pull.over and not paused and one.entry.job_id not in wanted:
                 wanted[one.entry.job_id] = one
-            else:  # its client has left: nothing is charged
+            else:  # its client has left, or it was paused meanwhile: nothing is charged
                 back.append(one.entry)
         items = _items(wanted, self._ttrs(wanted))
         rows: Answers[PullRow] = Answers()

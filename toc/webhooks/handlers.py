@@ -243,9 +243,11 @@ class Webhooks:
     def _as_it_is(self, task: Task, bound: Bound) -> Bound:
         """Return where a task goes that may have waited for its place: its target may have changed.
 
-        Raises Postponed, also for a task that has expired meanwhile: the next row check ends it.
+        Raises Postponed, also for a task whose topic is paused by now, or that has expired: the next row
+        check ends it.
         """
-        if task.expires_at is not None and to_ms(task.expires_at) < self._clock.now_ms():
+        expired = task.expires_at is not None and to_ms(task.expires_at) < self._clock.now_ms()
+        if expired or task.topic in self._catalog.paused:
             self._postpone(task, bound.label, "concurrency", least=0.0, each=0.0)
         target = bound.target
         if target is None or self._book.known(bound.name) is target:

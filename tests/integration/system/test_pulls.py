@@ -375,6 +375,27 @@ async def test_a_consumer_that_never_waits_gets_what_was_not_told(system: System
     assert got[0].task.job_id == job_id
 
 
+@either
+async def test_what_was_taken_when_its_topic_is_paused_goes_back_and_is_not_handed_out(
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dispatch, center = gateway._taker._dispatch, pulled.center
+
+    def pause(*given: Any) -> Any:
+        center.store.topics.alter(TOPIC, paused=True)
+        center.catalog.refresh()
+        return dispatch(*given)
+
+    monkeypatch.setattr(gateway._taker, "_dispatch", pause)
+    job_id = center.submit(TOPIC, biz_id=1, delay=0.05)
+    assert await gateway.pull([TOPIC], wait=3.0, ttr=30.0) == []
+    assert center.catalog.paused
+    row = pulled.row(job_id)
+    assert (row.status, row.attempts) == (TaskStatus.PENDING, 0)
+    if center.queues.present:
+        await settled(pulled, {"store": 1})
+
+
 async def test_a_pull_that_waits_gets_what_comes_into_slots_that_its_topic_did_not_have(
     system: System, unswept: Pulls
 ) -> None:

@@ -274,6 +274,30 @@ def test_a_change_of_a_target_is_answered_when_every_sender_goes_by_it(hook: Hoo
         gateway.stop()
 
 
+def test_a_task_that_waits_for_its_turn_while_its_topic_is_paused_is_not_sent(
+    hook: Hook, receive: Receive
+) -> None:
+    receiver = receive()
+    center = hook(receiver).center
+    center.targets.create("shop", receiver.url())
+    webhooks = sending(center)
+    enter = webhooks._limiter.enter
+
+    async def wait(*given: Any) -> None:
+        topics.alter_topic(center, "hook", {"paused": True})
+        center.catalog.refresh()
+        await enter(*given)
+
+    async def whole() -> None:
+        webhooks._limiter.enter = wait  # type: ignore[assignment,method-assign]
+        with pytest.raises(Postponed):
+            await webhooks.deliver(routed(1, target="shop"))
+        await close(webhooks)
+
+    asyncio.run(whole())
+    assert not receiver.got
+
+
 def test_a_sender_without_the_new_key_names_the_target_and_tasks_wait(hook: Hook, receive: Receive) -> None:
     receiver = receive()
     hooked = hook(receiver)

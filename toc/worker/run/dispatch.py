@@ -109,6 +109,8 @@ class Dispatcher:
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
             return REFRESH_SECONDS
+        if halted := {slot for topic in topics.values() if topic.paused for slot in topic.slots()}:
+            self.finisher.give_back(self.withdraw(halted))  # what has not started, uncharged
         if topics != self._topics:
             changed = [topic for name, topic in topics.items() if topic != self._topics.get(name)]
             self._topics = topics

@@ -103,12 +103,14 @@ class HandlerCalls:
         return 0 if known is None else known.concurrency
 
     def last_look(self, batch: Sequence[Entry], started: float) -> list[Entry]:
-        """The entries that are due by this machine's clock too, and may start. The others go back to the
-        poller, those that have expired to the finisher.
+        """The entries of one topic that are due by this machine's clock too, and may start. The others go
+        back, to the poller those that are early, and those that have expired to the finisher.
 
-        This is the last check of the clock before a handler starts: none starts early by its
+        This is the last check of the clock, and of a pause, before a handler starts: none starts early by its
         worker's clock.
         """
+        if batch and batch[0].topic.name in self.tools.catalog.paused:
+            return self.withhold(batch)
         now = self.tools.clock.now_ms()
         due, early, expired = [], [], []
         for entry in batch:
@@ -128,6 +130,11 @@ class HandlerCalls:
         if expired:
             self.finisher.expire(expired)
         return due
+
+    def withhold(self, batch: Sequence[Entry]) -> list[Entry]:
+        """Give back entries whose topic was paused before their handler was called. Returns none."""
+        self.finisher.give_back([entry for entry in batch if self.tools.inflight.settle(entry)])
+        return []
 
     def succeeded(self, entry: Entry) -> None:
         """Report the success of a task that was alone in its call. Does less than ``returned``, as

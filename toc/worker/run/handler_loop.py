@@ -351,7 +351,9 @@ class HandlerLoop:
         handler = batch[0].handler
         errors: dict[int, BaseException | None] = {}
         try:
-            if handler.batch is None:
+            if batch[0].topic.name in self._calls.tools.catalog.paused:  # it has waited for other coroutines
+                self._calls.withhold(batch)
+            elif handler.batch is None:
                 outcome = await handler.call(handler_calls.task_for(batch[0], bodies))
                 if isinstance(outcome, Delivered):
                     batch[0].delivered = outcome
