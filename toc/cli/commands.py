@@ -244,7 +244,7 @@ GROUPS = {
         schedules.alter, schedules.show_schedule, schedules.pause, schedules.resume,
         made(schedules.trigger, lambda done, *, as_json: print_job_id(done["job_id"], as_json=as_json)),
         schedules.backfill,
-        made(schedules.preview_typed, _rows("fires", "it does not fire within a hundred years")),
+        made(schedules.preview_given, _rows("fires", "it does not fire within a hundred years")),
         schedules.delete,
     ),
     "target": _group(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import typer
@@ -14,7 +13,7 @@ from toc.cli.values import Json, flag, load_settings, option, who
 from toc.model.errors import NotInstalled
 
 if TYPE_CHECKING:
-    from toc.dialects.importing import Original, Report
+    from toc.dialects.importing import Report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,10 +43,7 @@ def youzan(
 
     Example: toc import youzan --redis redis://10.0.0.7:6379/1 --dry-run
     """
-    with _installed():
-        from toc.dialects.importing import YouzanOriginal
-
-    _import("youzan", redis, YouzanOriginal(buckets=buckets), dry_run=dry_run, as_json=as_json)
+    _import("youzan", redis, dry_run=dry_run, as_json=as_json, buckets=buckets)
 
 
 @app.command()
@@ -58,22 +54,14 @@ def lmstfy(redis: str = REDIS, dry_run: bool = DRY_RUN, as_json: Json = False) -
 
     Example: toc import lmstfy --redis redis://10.0.0.7:6379
     """
-    with _installed():
-        from toc.dialects.importing import LmstfyOriginal
-
-    _import("lmstfy", redis, LmstfyOriginal(), dry_run=dry_run, as_json=as_json)
+    _import("lmstfy", redis, dry_run=dry_run, as_json=as_json)
 
 
-@contextmanager
-def _installed() -> Iterator[None]:
+def _import(what: str, url: str, *, dry_run: bool, as_json: bool, **options: str) -> None:
     try:
-        yield
+        from toc.dialects.importing import ORIGINALS, Importing
     except ImportError as exc:
         raise NotInstalled(f"the dialects need {exc.name}", "dialects") from exc
-
-
-def _import(what: str, url: str, original: Original, *, dry_run: bool, as_json: bool) -> None:
-    from toc.dialects.importing import Importing
     from toc.index.foreign import ForeignRedis
     from toc.operate.audit import audited
     from toc.sdk.client import TimeoutCenter
@@ -90,7 +78,7 @@ def _import(what: str, url: str, original: Original, *, dry_run: bool, as_json: 
         def tell(report: Report) -> None:
             bar(None, f"{report.found.total()} jobs found, {report.imported} imported")
 
-        importing = Importing(center, redis, original, tell, by=who())
+        importing = Importing(center, redis, ORIGINALS[what](**options), tell, by=who())
         if dry_run:
             report = importing.run(dry_run=True)
         else:

@@ -64,16 +64,13 @@ def check(as_json: Json = False) -> None:
     from toc.store.check import remedy_of
 
     shards = migrator(load_settings()).check()
+    plain, tables = (
+        ("server", "database", "revision", "head", "behind"),
+        ("missing_tables", "unexpected_tables"),
+    )
+    told = list if as_json else len
     records = [
-        {
-            "server": shard.server,
-            "database": shard.database,
-            "revision": shard.revision,
-            "head": shard.head,
-            "behind": shard.behind,
-            "missing_tables": list(shard.missing_tables) if as_json else len(shard.missing_tables),
-            "unexpected_tables": list(shard.unexpected_tables) if as_json else len(shard.unexpected_tables),
-        }
+        {name: getattr(shard, name) for name in plain} | {name: told(getattr(shard, name)) for name in tables}
         for shard in shards
     ]
     show(records, as_json=as_json, empty="no shards")

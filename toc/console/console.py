@@ -30,7 +30,7 @@ from toc.console.sessions import COOKIE, Session, Sessions
 from toc.console.shown import Content, Note, following, span
 from toc.console.view import Page, Readings, Redirect, View, problem_for
 from toc.gateway import problems
-from toc.gateway.app import CONSOLE
+from toc.gateway.app import CONSOLE, path_pattern
 from toc.gateway.calls import Answer, forbidden
 from toc.gateway.exchange import Exchange, Scope
 from toc.gateway.problems import Problem
@@ -104,7 +104,7 @@ class Console:
         self._readings = Readings(service)
         assets = _assets()
         self._assets = {path: answers for path, *answers in assets.values()}
-        self._routes = [(_pattern(one.path), one) for one in PAGES]
+        self._routes = [(path_pattern(one.path, "/"), one) for one in PAGES]
         self._templates = Environment(
             loader=FileSystemLoader(STATIC.with_name("templates")), autoescape=True,
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False,
@@ -318,10 +318,6 @@ def _menu(session: Session | None) -> list[Page]:
 
 def _may(one: Page, session: Session) -> bool:
     return one.right is None or session.token.may(one.right) is not Access.FORBIDDEN
-
-
-def _pattern(path: str) -> re.Pattern[str]:
-    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/\\n]+)", re.escape(path)))
 
 
 def _here(scope: Scope) -> str:

@@ -30,11 +30,11 @@ from __future__ import annotations
 import struct
 from base64 import b64decode
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
 
@@ -89,21 +89,6 @@ class Passed(NamedTuple):
     lost: bool = False
 
 
-class Original(Protocol):
-    """How another queue keeps its jobs."""
-
-    keys: str
-    """The pattern of the keys of jobs."""
-
-    def places(self, redis: ForeignRedis) -> Iterable[tuple[bytes, Any]]:
-        """Yield the keys of jobs with what else is known of them; with None an entry that is not
-        understood."""
-
-    def job(self, key: bytes, place: Any, stored: bytes | None, ttl_ms: int, now: int, /) -> Found | Passed:
-        """Return the job of a key that holds ``stored`` (None: no string). ``place`` is None if it has
-        none."""
-
-
 @dataclass
 class Report:
     """How far an import has come.
@@ -151,7 +136,7 @@ class Importing:
 
     center: TimeoutCenter
     redis: ForeignRedis
-    original: Original
+    original: LmstfyOriginal | YouzanOriginal
     tell: Callable[[Report], object]
     by: str
     _report: Report = field(default_factory=Report)
@@ -248,9 +233,11 @@ class LmstfyOriginal:
     """The jobs of one pool."""
 
     keys = "j/*"
+    """The pattern of the keys of jobs."""
 
     def places(self, redis: ForeignRedis) -> Iterator[tuple[bytes, Entry | None]]:
-        """Yield the keys of the jobs that have an entry."""
+        """Yield the keys of the jobs that have an entry, with it; with None an entry that is not
+        understood."""
         for members in redis.scores("timer_set"):
             for member, score in members:
                 yield _timed(member, instant_of(score))
@@ -264,8 +251,8 @@ class LmstfyOriginal:
     def job(
         self, key: bytes, place: Entry | None, stored: bytes | None, ttl_ms: int, now: int
     ) -> Found | Passed:
-        """Return a job, or why it is none. Where one has no entry, its consumer took it and ended before
-        noting that."""
+        """Return the job of a key that holds ``stored`` (None: no string), or why it is none. ``place`` is
+        None if it has no entry: its consumer took it and ended before noting that."""
         name = key.decode(errors="replace")
         try:
             _, namespace, queue, job_id = name.split("/")
@@ -388,3 +375,7 @@ def _fields(key: bytes, stored: bytes) -> tuple[str, str, int, int, str] | None:
     if job_id.encode() != key or not topic or type(delay) is not int or type(ttr) is not int:
         return None
     return job_id, topic, max(delay, 0), min(max(ttr, 1), MAX_TTR), text
+
+
+ORIGINALS: dict[str, Any] = {"lmstfy": LmstfyOriginal, "youzan": YouzanOriginal}
+"""How other queues keep their jobs, by the name of the dialect."""

@@ -68,7 +68,7 @@ class App:
         by_path: dict[str, dict[str, HttpCall]] = {}
         for call in CALLS:
             by_path.setdefault(call.path, {})[call.method] = call
-        self._routes = [(_pattern(path), by_method) for path, by_method in by_path.items()]
+        self._routes = [(path_pattern(path), by_method) for path, by_method in by_path.items()]
         self._pages = {
             "/healthz": lambda: _text("ok"),
             "/readyz": self._ready,
@@ -212,9 +212,9 @@ class App:
         return Problem(problems.INTERNAL, "the gateway failed; its log tells more")
 
 
-def _pattern(path: str) -> re.Pattern[str]:
-    """Return the pattern of a path. No parameter holds a slash, a colon or a line break."""
-    return re.compile(re.sub(r"\\\{(\w+)\\\}", r"(?P<\1>[^/:\\n]+)", re.escape(path)))
+def path_pattern(path: str, without: str = "/:") -> re.Pattern[str]:
+    """Return the pattern of a path. No parameter holds one of these characters or a line break."""
+    return re.compile(re.sub(r"\\\{(\w+)\\\}", rf"(?P<\1>[^{without}\\n]+)", re.escape(path)))
 
 
 def _head(media_type: str, body: bytes, headers: Headers) -> Headers:

@@ -22,7 +22,7 @@ from toc.model.documents import biz_id, instant, whole_text
 from toc.model.errors import InvalidLease, TocError
 from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS, Content, Task
-from toc.operate.records import STATUS
+from toc.operate.records import STATUS, TaskKnown
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_TOPICS, MAX_WAIT_SECONDS
 from toc.store.schema import ERROR_COLUMN_CHARS
@@ -47,20 +47,11 @@ class Pull(Model):
     )  # fmt: skip
 
 
-class PulledTask(TypedDict):
+class PulledTask(TaskKnown):
     """A task, and its lease until ``lease_until``. ``attempt`` counts its tries from 1; ``last``: this is the
     last one. A body is in ``body`` if it is UTF-8, else in ``body_base64``."""
 
-    job_id: str
-    topic: str
-    biz_id: int | str
-    status: str
-    action_time: str
     attribute: dict[str, Any]
-    version: int
-    tries: int
-    expires_at: str | None
-    failed_tries: int
     lease: str
     attempt: int
     lease_until: str

@@ -18,8 +18,8 @@ from toc.index.preflight import facts_of
 from toc.index.queues import Queues
 from toc.maintenance.sweep import COMPLAIN_SECONDS
 from toc.model.clock import Clock, RateLimit
-from toc.model.due import FAR, NEAR, Counted, read
-from toc.model.errors import IndexUnavailable, InvalidDocument, TocError
+from toc.model.due import FAR, NEAR, Counted
+from toc.model.errors import IndexUnavailable, TocError
 from toc.model.horizon import Budget, Choice, Node, Span, choose, spans
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
@@ -116,8 +116,5 @@ class HorizonKeeper:
         counts: dict[str, list[Counted]] = {NEAR.name: [], FAR.name: []}
         for rows in self._store.due_counts.kept(self._store.tables).values():
             for row in rows:
-                try:
-                    counts[row.part].append(read(row.counts))
-                except (InvalidDocument, KeyError):  # of a later version, or edited by hand
-                    continue
+                counts[row.part].append(row.counts)
         return counts

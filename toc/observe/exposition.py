@@ -6,8 +6,8 @@ its counters: OpenMetrics for clients that ask for it, else the older text forma
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, groupby
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from toc.observe.board import Key, Metric, MetricKind, Values
+from toc.observe.board import Metric, MetricKind, Values
 from toc.observe.metrics import METRICS
 
 
@@ -25,14 +25,11 @@ class _Numbers(Collector):
         self._values = values
 
     def collect(self) -> Iterator[Family]:
-        by_name: dict[str, list[tuple[Key, list[float]]]] = {}
-        for (name, *labels), cells in sorted(self._values.items()):
-            by_name.setdefault(name, []).append((tuple(labels), cells))
-        for name, series in by_name.items():
-            yield _family(METRICS[name], series)
+        for name, series in groupby(sorted(self._values.items()), key=lambda one: one[0][0]):
+            yield _family(METRICS[name], [(labels, cells) for (_, *labels), cells in series])
 
 
-def _family(metric: Metric, series: Iterable[tuple[Key, list[float]]]) -> Family:
+def _family(metric: Metric, series: Iterable[tuple[Sequence[str], list[float]]]) -> Family:
     unit = "seconds" if metric.name.endswith("_seconds") else ""
     if metric.kind is MetricKind.HISTOGRAM:
         histogram = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels, unit=unit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from itertools import product
 
 from toc.observe.board import Count, Distribution, Family, Key, Level, Metric, MetricKind, Series, Values
@@ -81,28 +82,17 @@ def beginning(topics: Collection[str], handled: Collection[str]) -> Values:
     return values
 
 
-def _declare(metric: Metric, make: type[Series]) -> Family[Series]:
-    METRICS[metric.name] = metric
+def _declare(
+    kind: MetricKind, make: type[Series], name: str, labels: str, text: str, buckets: tuple[float, ...] = ()
+) -> Family[Series]:
+    metric = METRICS[name] = Metric(name, text, kind, tuple(labels.split()), buckets)
     return Family(metric, make)
 
 
-def _counter(name: str, labels: str, text: str) -> Family[Count]:
-    return _declare(Metric(name, text, MetricKind.COUNTER, tuple(labels.split())), Count)
-
-
-def _gauge(name: str, labels: str, text: str) -> Family[Level]:
-    return _declare(Metric(name, text, MetricKind.GAUGE, tuple(labels.split())), Level)
-
-
-def _highest(name: str, labels: str, text: str) -> Family[Level]:
-    return _declare(Metric(name, text, MetricKind.HIGHEST, tuple(labels.split())), Level)
-
-
-def _histogram(
-    name: str, labels: str, text: str, buckets: tuple[float, ...] = SECONDS
-) -> Family[Distribution]:
-    return _declare(Metric(name, text, MetricKind.HISTOGRAM, tuple(labels.split()), buckets), Distribution)
-
+_counter = partial(_declare, MetricKind.COUNTER, Count)
+_gauge = partial(_declare, MetricKind.GAUGE, Level)
+_highest = partial(_declare, MetricKind.HIGHEST, Level)
+_histogram = partial(_declare, MetricKind.HISTOGRAM, Distribution, buckets=SECONDS)
 
 # fmt: off
 # --- tries; a worker process counts a try when its outcome is written
@@ -125,7 +115,7 @@ ORPHANS = _counter("toc_orphans", "topic", "Entries without a row, or not writte
 
 STEP = _histogram("toc_step_duration_seconds", "step",
     "Time of a batch. prepare: take due entries. read: read their rows. finish: write results. commit: move "
-    "the entries.", STEP_SECONDS)
+    "the entries.", buckets=STEP_SECONDS)
 
 # --- the sweep and the refill of the index
 
@@ -150,7 +140,7 @@ GATEWAYS_READY = _gauge("toc_ready_gateways", "", "HTTP processes of this gatewa
 REQUESTS = _counter("toc_requests", "call status",
     "Requests that a gateway answered, by class of status (2xx).")
 REQUEST_SECONDS = _histogram("toc_request_duration_seconds", "call",
-    "Time from the headers of a request to its answer.", STEP_SECONDS)
+    "Time from the headers of a request to its answer.", buckets=STEP_SECONDS)
 CONNECTIONS = _gauge("toc_connections", "", "Open connections of clients of the gateway.")
 CONNECTIONS_CLOSED = _counter("toc_closed_connections", "reason",
     "Connections that the gateway closed. slow: the client was. crowded: too many were open.")
@@ -160,7 +150,7 @@ CONNECTIONS_CLOSED = _counter("toc_closed_connections", "reason",
 WEBHOOK_REQUESTS = _counter("toc_webhook_requests", "target status",
     "Requests that were sent, by class of status (2xx); none: no answer.")
 WEBHOOK_SECONDS = _histogram("toc_webhook_duration_seconds", "target",
-    "Time from the look-up of the name to the end of the answer.", STEP_SECONDS)
+    "Time from the look-up of the name to the end of the answer.", buckets=STEP_SECONDS)
 WEBHOOK_POSTPONED = _counter("toc_webhook_postponed", "target reason",
     "Times that a task was put off, which uses up no try: breaker, rate, concurrency, paused, unknown (no "
     "such target), not-for-topic, no-target (the topic has none), locked (no key), targets-not-read.")

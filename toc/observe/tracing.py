@@ -18,13 +18,13 @@ import hashlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from toc.model.errors import ConfigError
 from toc.model.raised import Postponed
-from toc.model.task import Dead, Retry, Task
+from toc.model.task import Dead, Retry, Submission, Task
 from toc.observe.log import get_logger, stack
 
 if TYPE_CHECKING:
@@ -95,28 +95,33 @@ class Tracing:
 
     # --- submit
 
-    def submitted(self, began_ns: int, tasks: Iterable[tuple[int, str, BaseException | None]]) -> None:
-        """Write spans for tasks (job_id, topic, the error if it is not stored) submitted since ``began_ns``.
+    def submitted(
+        self, began_ns: int, tasks: Sequence[Submission], outcomes: Sequence[int | BaseException | None]
+    ) -> None:
+        """Write spans for tasks submitted since ``began_ns``: each became the task of a job_id, or failed.
 
         Written afterwards, because only then are the job_ids certain; linked with the caller's span.
         """
         try:
-            self._submitted(began_ns, tasks)
+            self._submitted(began_ns, tasks, outcomes)
         except Exception as exc:  # a sampler or exporter failed: a stored task must still be acknowledged
             log.warning("trace_failed", stack=stack(exc))
 
-    def _submitted(self, began_ns: int, tasks: Iterable[tuple[int, str, BaseException | None]]) -> None:
+    def _submitted(
+        self, began_ns: int, tasks: Sequence[Submission], outcomes: Sequence[int | BaseException | None]
+    ) -> None:
         caller = self._trace.get_current_span()
         links = [self._trace.Link(caller.get_span_context())] if caller.get_span_context().is_valid else []
         now = time.time_ns()
-        for job_id, topic, error in tasks:
+        for one, outcome in zip(tasks, outcomes, strict=True):
+            job_id = outcome if isinstance(outcome, int) else one.row.job_id
             if not self.traces(job_id):
                 continue
             span = self._start(
-                "send", self._trace.SpanKind.PRODUCER, job_id, topic, {}, links=links, start_ns=began_ns
+                "send", self._trace.SpanKind.PRODUCER, job_id, one.topic, {}, links=links, start_ns=began_ns
             )
-            if error is not None:
-                self._fail(span, error)
+            if isinstance(outcome, BaseException):
+                self._fail(span, outcome)
             span.end(now)
             if caller.is_recording():
                 caller.add_link(span.get_span_context(), {"messaging.message.id": str(job_id)})

@@ -98,7 +98,7 @@ def examine(
     except (errors.StoreUnavailable, errors.SchemaBehind) as exc:
         return [*lines, *_unless_said(lines, "database", exc)]
     progress(0.2, "looking at Redis")
-    lines += _redis(center) if indexed else [_NO_INDEX]
+    lines += _redis(center) if indexed else _no_index()
     progress(0.4, "looking at topics and slots")
     topics: list[Topic] = []
     topics_read = False
@@ -161,13 +161,11 @@ def _when(milliseconds: int) -> str:
 
 # --- the index --------------------------------------------------------------------------------------------
 
-_NO_INDEX = Line(
-    Level.NOTE,
-    "redis",
-    "-",
-    "there is no index: tasks that are submitted less than a second ahead start up to a second late",
-    "for milliseconds always, set TOC_REDIS_URL and run `toc index on`",
-)
+
+def _no_index() -> Iterator[Line]:
+    what = "there is no index: tasks that are submitted less than a second ahead start up to a second late"
+    do = "for milliseconds always, set TOC_REDIS_URL and run `toc index on`"
+    yield Line(Level.NOTE, "redis", "-", what, do)
 
 
 def _redis(center: TimeoutCenter) -> Iterator[Line]:
@@ -250,9 +248,8 @@ def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
         return
     if workers:
         leader = next((row.member.host for row in workers if row.leader), None)
-        text = (
-            f"{_count(len(workers), 'worker')} on {', '.join(sorted({row.member.host for row in workers}))}"
-        )
+        hosts = ", ".join(sorted({row.member.host for row in workers}))
+        text = f"{_count(len(workers), 'worker')} on {hosts}"
         if place is None:
             yield Line(Level.OK, "workers", "-", text, "")
         elif leader:
@@ -331,13 +328,8 @@ def _workers(workers: list[WorkerRow], moving: Mapping[Slot, str], topics: list[
         do = "see toc slots; if it lasts, read the log of that host"
         yield Line(Level.WARN, "slots", str(slot), why, do)
     if workers and not moving:
-        yield Line(
-            Level.OK,
-            "slots",
-            "-",
-            "each slot that a worker can have is held by the one it is assigned to",
-            "",
-        )
+        what = "each slot that a worker can have is held by the one it is assigned to"
+        yield Line(Level.OK, "slots", "-", what, "")
 
 
 def _secrecy(place: Address) -> Iterator[Line]:
@@ -380,16 +372,12 @@ def _not_owned(rows: Sequence[SlotRow], topics: list[Topic]) -> dict[Slot, str]:
 
 def _damaged_rows(store: Store) -> Iterator[Line]:
     """Name the rows of small tables that count for nothing, because they hold what toc never writes."""
-    tables: dict[str, NamedTable[Any]] = {
-        "topics": store.topics,
-        "templates": store.templates,
-        "tokens": store.tokens,
-        "targets": store.targets,
-    }
-    for part, table in tables.items():
+    tables: list[NamedTable[Any]] = [store.topics, store.templates, store.tokens, store.targets]
+    for table in tables:
         for name in sorted(table.damaged()):
             what = "its row cannot be understood and counts for nothing: another program has changed it"
-            yield Line(Level.REFUSE, part, name, what, "correct the row; the log says what is wrong")
+            do = "correct the row; the log says what is wrong"
+            yield Line(Level.REFUSE, f"{table.noun}s", name, what, do)
 
 
 def _topics(topics: list[Topic], peeks: BySlot[Peek], spread: Spread) -> Iterator[Line]:
@@ -421,10 +409,8 @@ def target_lines(center: TimeoutCenter, topics: Iterable[Topic]) -> Iterator[Lin
         if topic.delivery is not Delivery.WEBHOOK or not name:
             continue
         if name not in targets:
-            what, do = (
-                "it does not exist",
-                f"toc target create {name}, or toc topic alter {topic.name} --target NAME",
-            )
+            what = "it does not exist"
+            do = f"toc target create {name}, or toc topic alter {topic.name} --target NAME"
         elif not targets[name].serves(topic.name):
             what = "it is not for that topic"
             do = f"toc target alter {name} --topics ..., or toc topic alter {topic.name} --target X"

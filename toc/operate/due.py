@@ -16,7 +16,6 @@ from typing_extensions import TypedDict
 from toc.model.access import Action as Right
 from toc.model.documents import instant, seconds
 from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, Part, Spans, Step, pile_up, spread, sums, total
-from toc.model.due import read as read_counts
 from toc.model.errors import InvalidDocument, InvalidInput, StoreUnavailable
 from toc.model.minute import KEPT, LATENESS, MINUTE_MS, OTHERS, Tally, plus
 from toc.model.minute import read as read_minute
@@ -83,13 +82,9 @@ def due(store: Store, now_ms: int, *, servers: bool = True) -> Due:
         for table, error in kept.unanswered.items()
     ]
     for table, rows in kept.items():
-        name, found = store.name_of(table), {}
+        name, found = store.name_of(table), {row.part: row.age for row in rows}
         for row in rows:
-            try:
-                counts[row.part].append(read_counts(row.counts))
-            except (InvalidDocument, KeyError):  # of a later version, or edited by hand
-                continue
-            found[row.part] = row.age
+            counts[row.part].append(row.counts)
             ages[row.part].append((row.age, name))
         if len(found) < len(counts) or found[NEAR.name] > OLD_MS:
             age = found.get(NEAR.name)

@@ -35,25 +35,30 @@ if TYPE_CHECKING:
 STATUS = {int(status): status.name.lower() for status in TaskStatus}
 
 
-class TaskShown(TypedDict):
-    """A task. ``next_time`` is when the next try is due, ``ended`` when the task ended. ``body_length`` is
-    the bytes of its body, null without one. ``attribute`` is null if the token may not see values."""
+class TaskKnown(TypedDict):
+    """What consumers and operators are told of a task."""
 
     job_id: str
     topic: str
     biz_id: int | str
     status: str
     action_time: str
+    version: int
+    tries: int
+    expires_at: str | None
+    failed_tries: int
+
+
+class TaskShown(TaskKnown):
+    """A task. ``next_time`` is when the next try is due, ``ended`` when the task ended. ``body_length`` is
+    the bytes of its body, null without one. ``attribute`` is null if the token may not see values."""
+
     next_time: str | None
     ended: str | None
     attribute: dict[str, Any] | None
     dedup_key: str | None
-    version: int
-    tries: int
-    expires_at: str | None
     expired: bool
     body_length: int | None
-    failed_tries: int
     crashes: int
     last_error: str | None
     created: str
@@ -221,15 +226,11 @@ def target_record(target: Target, *, whole_url: bool = True) -> Record:
     return {
         "name": target.name,
         "url": target.url if whole_url else without_query(target.url),
-        "paused": target.paused,
-        "timeout": target.timeout,
-        "concurrency": target.concurrency,
-        "rate": target.rate,
+        **_as_they_are(target, "paused", "timeout", "concurrency", "rate"),
         "dead_on": sorted(target.dead_on),
         "topics": list(target.topics),
         "headers": list(target.header_names),
-        "paused_by": target.paused_by,
-        "paused_why": target.paused_why,
+        **_as_they_are(target, "paused_by", "paused_why"),
         "previous_until": _at(target.previous_until),
         "created": instant(target.created),
         "modified": instant(target.modified),
@@ -257,9 +258,7 @@ def schedule_record(schedule: Schedule) -> Record:
         "next_time": None if schedule.paused else _time(schedule.next_time),
         "buffered": _time(schedule.buffered),
         "last_job_id": None if schedule.last_job_id is None else str(schedule.last_job_id),
-        "fired": schedule.fired,
-        "skipped": schedule.skipped,
-        "missed": schedule.missed,
+        **_as_they_are(schedule, "fired", "skipped", "missed"),
         "missed_at": _time(schedule.missed_at),
         "stuck": schedule.stuck,
         "schedule_id": str(schedule.schedule_id),
@@ -296,26 +295,18 @@ def slot_record(slot: Slot, owner: SlotRow | None, peek: Peek | IndexUnavailable
 
 def worker_record(row: WorkerRow) -> Record:
     """Return a worker."""
+    member = row.member
     return {
-        "worker": row.member.worker_id,
-        "host": row.member.host,
-        "pid": row.member.pid,
-        "version": row.member.version,
-        "protocol": row.member.protocol,
-        "weight": row.weight,
-        "owned": row.owned,
-        "assigned": row.assigned,
-        "tables": row.tables,
-        "tables_assigned": row.tables_assigned,
-        "drained": row.drained,
-        "out_of_reach": sorted(row.member.out_of_reach),
-        "lost_threads": row.member.lost_threads,
+        "worker": member.worker_id,
+        **_as_they_are(member, "host", "pid", "version", "protocol"),
+        **_as_they_are(row, "weight", "owned", "assigned", "tables", "tables_assigned", "drained"),
+        "out_of_reach": sorted(member.out_of_reach),
+        "lost_threads": member.lost_threads,
         "leader": row.leader,
-        "joined": instant(row.member.joined),
-        "topics": None if row.member.topics is None else sorted(row.member.topics),
-        "metrics": row.member.metrics,
-        "weighed_by": row.weighed_by,
-        "drained_by": row.drained_by,
+        "joined": instant(member.joined),
+        "topics": None if member.topics is None else sorted(member.topics),
+        "metrics": member.metrics,
+        **_as_they_are(row, "weighed_by", "drained_by"),
         "drained_at": _at(row.drained_at),
     }
 
@@ -346,6 +337,11 @@ def intent_records(wanted: Intents) -> list[Record]:
     return [
         {"what": what, "of": of, "to": to, "by": one.by, "at": instant(one.at)} for what, of, to, one in found
     ]
+
+
+def _as_they_are(record: object, *names: str) -> Record:
+    """Return fields of a record that JSON can carry."""
+    return {name: getattr(record, name) for name in names}
 
 
 def _at(milliseconds: int | None) -> str | None:

@@ -222,39 +222,30 @@ def backfill(doing: Doing, name: str, *, to: datetime, rate: float, dry_run: boo
 
 @operation("schedule.preview", f"GET {_ONE}:preview", Right.READ_SCHEDULES, "See when a schedule fires",
            NAME, COUNT, AFTER, takes="WhichFires", gives=Fires, place=Place.LONG)  # fmt: skip
-def preview_stored(doing: Doing, name: str, count: int, after: datetime | None = None) -> Record:
+def preview(doing: Doing, name: str, count: int, after: datetime | None = None) -> Record:
     """Show the next times at which a schedule fires, paused or not, with the offsets of its zone."""
     return _fires(_found(doing, name).definition, count, after)
 
 
 @operation(
     "schedule.preview", "POST /v1/schedules:preview", Right.READ_SCHEDULES, "See when a schedule would fire",
-    Param("name", Value.TEXT, "The name that chooses the part of jitter.", "preview"), *WHEN, JITTER, COUNT,
-    AFTER, takes="DefinitionToPreview", gives=Fires, place=Place.LONG, changes=False,
+    Param("name", Value.TEXT, "Which schedule. A new one's chooses the part of jitter.", metavar="[NAME]"),
+    *WHEN, JITTER, COUNT, AFTER, takes="DefinitionToPreview", gives=Fires, place=Place.LONG, changes=False,
 )  # fmt: skip
 def preview_given(
-    _doing: Doing, name: str, count: int, after: datetime | None = None, **options: Any
-) -> Record:
-    """Show the next times at which a schedule would fire. Stores nothing."""
-    from toc.sdk.schedules import define
-
-    return _fires(define(name, topic="preview", **options), count, after)
-
-
-@operation("schedule.preview", "", Right.READ_SCHEDULES, "See when a schedule fires",
-           Param("name", Value.TEXT, "Which schedule.", metavar="[NAME]"), *WHEN, JITTER, COUNT, AFTER,
-           changes=False)  # fmt: skip
-def preview_typed(
     doing: Doing, count: int, name: str | None = None, after: datetime | None = None, **options: Any
 ) -> Record:
-    """Show the next times at which a schedule fires, or would with these options.
+    """Show the next times at which a schedule would fire: one that there is, with these options, or a new
+    one. Stores nothing.
 
     toc: Example: toc schedule preview --cron '30 2 * * *' --zone Europe/Berlin --after 2030-03-30T00:00:00Z
     """
     from toc.sdk.schedules import define
 
-    if name is None:
-        definition = define("preview", topic="preview", **options)
-    else:
-        definition = _found(doing, name).definition.changed(**options)
+    try:
+        definition = _found(doing, name or "").definition.changed(**options)
+    except UnknownSchedule:
+        if name is not None and not options:
+            raise
+        definition = define(name or "preview", topic="preview", **options)
     return _fires(definition, count, after)

@@ -145,15 +145,13 @@ def alter_topic(
     """
     if not changes:
         raise InvalidInput(f"nothing to change on {name!r}: name at least one policy")
-    rest = {key: value for key, value in changes.items() if key != "delivery"}
-    if "delivery" in changes:
-        # Refuse the rest first: a refusal must not leave half of what was asked.
-        check_change(center, get_topic(center.store, name), changes)
-        topic = change_delivery(center, name, changes["delivery"], wait=wait, progress=progress)
+    # Refuse all first: a refusal must not leave half of what was asked.
+    check_change(center, get_topic(center.store, name), changes)
+    rest = dict(changes)
+    if (delivery := rest.pop("delivery", None)) is not None:
+        topic = change_delivery(center, name, delivery, wait=wait, progress=progress)
         if not rest:
             return topic
-    if rest.get("target"):
-        center.store.targets.check_usable(rest["target"], name)
     return center.store.topics.alter(name, **rest)
 
 

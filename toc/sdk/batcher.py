@@ -350,15 +350,7 @@ class Batcher:
             [(self._batcher_of(one), one, one.row.size) for one in tasks]
         )
         if (tracing := self.center.tracing) is not None:
-            tracing.submitted(
-                began,
-                [
-                    (outcome.job_id, one.topic, None)
-                    if isinstance(outcome, Put)
-                    else (one.row.job_id, one.topic, outcome)
-                    for one, outcome in zip(tasks, outcomes, strict=True)
-                ],
-            )
+            tracing.submitted(began, tasks, [one.job_id if isinstance(one, Put) else one for one in outcomes])
         return outcomes
 
     async def checked(

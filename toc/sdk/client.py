@@ -489,13 +489,7 @@ class TimeoutCenter(Parts, Registry[int]):
                 stored = exc.job_ids
             raise
         finally:
-            tracing.submitted(
-                began,
-                [
-                    (one.row.job_id, one.topic, error) if job_id is None else (job_id, one.topic, None)
-                    for one, job_id in zip(many, stored, strict=True)
-                ],
-            )
+            tracing.submitted(began, many, [error if job_id is None else job_id for job_id in stored])
         return answer
 
     def _checked(

@@ -94,13 +94,9 @@ class Worker:
     """One life of the test's worker. What it holds when it is killed is found by its leases, as anywhere."""
 
     def __init__(
-        self,
-        center: TimeoutCenter,
-        clock: VirtualClock,
-        handlers: Mapping[str, Handler],
-        died: Callable[[int, str], None],
+        self, center: TimeoutCenter, handlers: Mapping[str, Handler], died: Callable[[int, str], None]
     ) -> None:
-        self._center, self._clock, self.handlers = center, clock, dict(handlers)
+        self._center, self._clock, self.handlers = center, center.clock, dict(handlers)
         self._waiting: deque[Entry] = deque()
         self.suspects: list[Suspect] = []
         """Tasks that may run only alone: several workers in a row ended while they ran."""
@@ -108,7 +104,7 @@ class Worker:
             store=center.store,
             queues=center.queues,
             catalog=center.catalog,
-            clock=clock,
+            clock=center.clock,
             worker_id="the test",
             handlers=self.handlers,
             max_crashes=center.settings.max_crashes,
@@ -362,7 +358,7 @@ class Running:
             self._lives.append(f"toc-testing-{secrets.token_hex(4)}")
             self._store.leases.identify(self._lives[-1])
             self._store.leases.set_dead(self._lives[:-1])
-            self._worker = Worker(self.center, self._clock, handlers, self._died)
+            self._worker = Worker(self.center, handlers, self._died)
         return self._worker
 
     def _died(self, job_id: int, reason: str) -> None:

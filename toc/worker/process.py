@@ -44,9 +44,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--webhooks", action="store_true")
     parser.add_argument("--tell", action="store_true")
-    parser.add_argument("--link", type=int, required=True)
-    parser.add_argument("--known", type=int, required=True)
-    parser.add_argument("--board", type=int, required=True)
+    for name in ("link", "known", "board"):
+        parser.add_argument(f"--{name}", type=int, required=True)
     arguments = parser.parse_args()
     presence = Presence(arguments.worker_id)  # before its name is known to others, until the end
     write_to(SharedMetrics(mmap.mmap(arguments.board, BOARD_BYTES)))

@@ -15,7 +15,7 @@ from toc.maintenance import due_walk
 from toc.maintenance.due_walk import PERIOD_SECONDS, SHARE, DueWalk
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
-from toc.model.due import FAR, HOURS, MINUTES, MOST_TOPICS, NEAR, OTHERS, Part, read, total
+from toc.model.due import FAR, HOURS, MINUTES, MOST_TOPICS, NEAR, OTHERS, Part, total
 from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
@@ -76,7 +76,7 @@ class Walking:
         """What is kept of all tables: by biz_type, the numbers that are not 0, by their place."""
         kept = self.store.due_counts.kept(self.store.tables)
         assert kept.unanswered.keys() == away
-        counts = [read(one.counts) for table in kept.values() for one in table if one.part == part.name]
+        counts = [one.counts for table in kept.values() for one in table if one.part == part.name]
         found = total(part, counts, self.clock.now_ms(), MINUTES if part is NEAR else HOURS)
         return {
             biz_type: Counter({place: count for place, count in enumerate(spans) if count})
@@ -291,7 +291,7 @@ def test_what_a_server_that_is_away_holds_is_missing_by_name_and_the_rest_stands
         assert [one["table"] for one in found.missing] == sorted(map(store.name_of, own[1]))
         assert {one["age"] for one in found.missing} == {None}
         there = mysql_store.due_counts.kept(own[0])
-        counts = [read(one.counts) for kept in there.values() for one in kept if one.part == NEAR.name]
+        counts = [one.counts for kept in there.values() for one in kept if one.part == NEAR.name]
         assert found.minutes == total(NEAR, counts, NOW, MINUTES)
         assert sum(found.minutes[7]) < sum(before.minutes[7])
 
