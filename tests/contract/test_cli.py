@@ -288,15 +288,6 @@ def test_commands_say_that_mysql_is_unreachable(contract: Contract) -> None:
         assert "canary-5f1e" not in done.stderr
 
 
-def test_submit_succeeds_when_redis_is_unreachable(contract: Contract) -> None:
-    done = contract.toc(
-        "submit", "c.plain", "--biz-id", "5", "--delay", "1h", env=SERVERS["Redis"](free_port())
-    )
-    assert done.returncode == 0, done.stderr
-    assert contract.status(int(done.stdout)) == 0
-    assert "Traceback" not in done.stderr
-
-
 def test_shards_that_are_behind_are_named_and_nothing_starts(contract: Contract) -> None:
     behind = {"TOC_DATABASE_PREFIX": contract.prefix + "x"}
     for words in (["worker", "--app", "contract_app:center"], ["topic", "list"]):

@@ -13,7 +13,7 @@ from harness.rows import known
 from harness.tables import engine_of
 
 from benchmarks.local import MariaDB
-from toc import CancelOutcome, NewTask, TaskStatus
+from toc import CancelOutcome, NewTask
 from toc.model.errors import InvalidDelay, InvalidExpiry, InvalidInput
 
 # What happens to a task while a worker runs: with and without an index, spread, awaited, and in the kit.
@@ -196,14 +196,6 @@ def test_an_instant_task_runs_at_once_and_may_lie_in_the_past(each: Contract) ->
     for job_id in (now, past):
         each.wait_status(job_id, 2)
         assert len(each.history(job_id)) == 1
-
-
-def test_get_and_find_show_how_a_task_ended(every: Contract) -> None:
-    job_id = submit(every, "c.plain", 72)
-    every.wait_status(job_id, 2)
-    assert known(every.center.get(job_id)).status is TaskStatus.PROCESSED
-    assert every.json("get", str(job_id))["job_id"] == str(job_id)
-    assert [found["job_id"] for found in every.json("find", "--biz-id", "72")] == [str(job_id)]
 
 
 def test_a_time_that_has_passed_is_refused_unless_it_shall_run(each: Contract) -> None:

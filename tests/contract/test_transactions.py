@@ -89,16 +89,8 @@ def test_a_task_is_there_and_indexed_after_the_commit_and_not_at_the_release_of_
         assert not indexed(idle, job_id)
     idle.wait(lambda: appeared(idle, job_id), "the commit is followed")
     assert idle.center.get(lost) is None
+    idle.center.index([job_id, lost])
     assert not indexed(idle, lost)
-
-
-def test_nothing_is_left_of_a_session_that_rolls_back(idle: Contract, engine: Engine) -> None:
-    before = idle.rows()
-    with Session(engine) as session:
-        idle.center.submit("c.plain", biz_id=2, delay=3600, session=session)
-        idle.center.submit_many([NewTask("c.plain", n, delay=3600) for n in range(9)], session=session)
-        session.rollback()
-    assert idle.rows() == before
 
 
 @pytest.mark.parametrize(("mode", "ends_it"), [

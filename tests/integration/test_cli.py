@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 from harness import forks
 from harness.patience import until
-from harness.rows import known
 from harness.system import buried
 
 from benchmarks.local import RedisServer
@@ -28,7 +26,6 @@ from toc.cli.main import main
 from toc.index.messages import Peek
 from toc.model.access import Action
 from toc.model.bulk import BulkState
-from toc.model.clock import from_ms
 from toc.model.errors import TopicDrift
 from toc.model.verdict import Failure
 from toc.operate import bulk as bulk_operations
@@ -225,6 +222,8 @@ def test_a_dry_run_of_one_task_counts_it_only_if_it_is_pending(
     center.cancel(cancelled)
     for job_id, count in ((pending, 1), (cancelled, 0), (pending ^ 1, 0)):
         assert toc.json(*command, job_id, "--dry-run") == {f"would_{command[0]}": count}
+    for wanted in (["--all"], ["--biz-id", 1]):
+        assert toc.json(*command, "--topic", topic, *wanted, "--dry-run") == {f"would_{command[0]}": 1}
 
 
 # --- slots and dead tasks -----------------------------------------------------------------------------------
@@ -253,17 +252,6 @@ def kill_tasks(center: TimeoutCenter, topic: str, count: int) -> list[int]:
         entries.setdefault(found.slot(row.slot_crc, row.slot_amount), []).append((row.job_id, now))
     center.queues.restore_dead(entries)
     return job_ids
-
-
-def test_more_dead_tasks_than_a_chunk_are_redriven_once_each(
-    toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from toc.operate import bulk_jobs as bulk
-
-    monkeypatch.setattr(bulk, "CHUNK", 7)
-    job_ids = kill_tasks(center, topic, 40)
-    assert toc.json("dead", "redrive", *job_ids)["redriven"] == 40
-    assert {row.version for row in center.store.read(job_ids).values()} == {1}
 
 
 def test_a_redrive_without_redis_leaves_the_index_to_the_sweep(
@@ -324,13 +312,6 @@ def test_dead_tasks_are_listed_and_redriven_by_filters_and_a_line_says_who_did_i
     assert toc("dead", "redrive", here[0]).code == 1, "it is not dead"
 
 
-def test_a_redrive_keeps_to_its_rate(toc: Toc, center: TimeoutCenter, topic: str) -> None:
-    kill_tasks(center, topic, 10)
-    began = time.monotonic()
-    assert toc.json("dead", "redrive", "--topic", topic, "--all", "--rate", 10)["redriven"] == 10
-    assert time.monotonic() - began > 0.7
-
-
 def test_dead_tasks_are_purged_with_their_rows_and_entries_and_only_when_confirmed(
     toc: Toc, center: TimeoutCenter, topic: str
 ) -> None:
@@ -361,42 +342,6 @@ def test_dead_tasks_whose_redis_is_out_of_reach_are_not_purged(
     monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{free_port()}")
     assert toc.json("dead", "purge", *dead, "--yes", code=4) == {"purged": 0, "left": 2}
     assert set(center.store.read(dead)) == set(dead)
-
-
-def test_all_tasks_of_a_topic_are_cancelled_on_consent(toc: Toc, center: TimeoutCenter, topic: str) -> None:
-    toc.ok("topic", "create", "other", "--biz-type", 77, "--slots", 2)
-    job_ids = center.submit_many([NewTask(topic, n, delay=60) for n in range(30)])
-    other = center.submit("other", biz_id=1, delay=60)
-    dead = kill_tasks(center, topic, 1)
-    assert toc.json("cancel", "--topic", topic, "--all", "--dry-run") == {"would_cancel": 30}
-    assert toc.json("cancel", "--topic", topic, "--biz-id", 3, "--dry-run") == {"would_cancel": 1}
-    assert "--yes" in toc.refused("cancel", "--topic", topic, "--all")
-    assert {row.status for row in center.store.read(job_ids).values()} == {TaskStatus.PENDING}
-    counts = toc.json("cancel", "--topic", topic, "--all", "--yes", "--rate", 100)
-    assert counts == {"cancelled": 30}
-    said = _account(toc, "tasks.cancel")
-    assert (said["selected"], said["cancelled"]) == ({"topic": topic}, 30)
-    assert {row.status for row in center.store.read(job_ids).values()} == {TaskStatus.CANCELLED}
-    statuses = {row.job_id: row.status for row in center.store.read([other, *dead]).values()}
-    assert statuses == {other: TaskStatus.PENDING, dead[0]: TaskStatus.DEAD}
-
-
-def test_tasks_of_a_topic_or_a_biz_id_are_rescheduled(toc: Toc, center: TimeoutCenter, topic: str) -> None:
-    job_ids = center.submit_many([NewTask(topic, n, delay=60) for n in range(20)])
-    later = datetime.now(UTC).replace(microsecond=0) + timedelta(days=365)
-    words = ["--topic", topic, "--biz-id", 7, "--action-time", later.isoformat()]
-    assert toc.json("reschedule", *words, "--dry-run") == {"would_reschedule": 1}
-    assert toc.json("reschedule", *words)["rescheduled"] == 1
-    assert known(center.get(job_ids[7])).action_time == later
-    words = ["--topic", topic, "--all", "--delay", "2h"]
-    assert "--yes" in toc.refused("reschedule", *words)
-    began = datetime.now(UTC)
-    assert toc.json("reschedule", *words, "--yes") == {"rescheduled": 20}
-    said = _account(toc, "tasks.reschedule")
-    assert (said["rescheduled"], said["delay"]) == (20, 7200.0)
-    for row in center.store.read(job_ids).values():
-        assert 7200 <= (from_ms(row.action_time) - began).total_seconds() < 7260
-        assert row.version == (2 if row.job_id == job_ids[7] else 1), "each once"
 
 
 def test_a_bulk_job_is_looked_at_stopped_and_resumed(toc: Toc, center: TimeoutCenter, topic: str) -> None:

@@ -113,19 +113,6 @@ def daemons(tmp_path: Path) -> Iterator[Daemons]:
     store.close()
 
 
-def test_a_slot_changes_hands_only_after_its_owner_has_let_go(daemons: Daemons) -> None:
-    a = daemons.start("a")
-    daemons.until(daemons.calm("a"), "one daemon has everything")
-    a.reluctant = True
-    b = daemons.start("b")
-    daemons.until(lambda: len(b.coordinator.desired()["b-0"]) == 6, "half is assigned to the second")
-    writes = b.line.writes
-    daemons.until(lambda: b.line.writes > writes + 5, "it looks again and again")
-    assert not b.slots
-    a.reluctant = False
-    daemons.until(daemons.calm("a", "b"), "two share")
-
-
 def test_a_process_that_dies_leaves_its_slots_to_its_siblings_and_all_learn_of_it(daemons: Daemons) -> None:
     a, b = daemons.start("a", 2), daemons.start("b")
     daemons.until(daemons.calm("a", "b"), "two share")
@@ -144,18 +131,6 @@ def test_a_process_that_dies_leaves_its_slots_to_its_siblings_and_all_learn_of_i
     a.leave("a-0", died=False)
     daemons.until(daemons.calm("a", "b"), "they share again")
     assert not b.coordinator.dead_workers(), "one that left is not called dead"
-
-
-def test_a_silent_one_is_sure_of_nothing_before_others_take_over_and_joins_again(daemons: Daemons) -> None:
-    a, _ = daemons.start("a"), daemons.start("b")
-    daemons.until(daemons.calm("a", "b"), "two share")
-    a.line.cut = True
-    daemons.until(daemons.calm("b"), "the other has everything")
-    assert not a.sure
-    assert len(a.slots) == 6, "it keeps what it holds"
-    assert not a.coordinator.connected()
-    a.line.cut = False
-    daemons.until(daemons.calm("a", "b"), "two share again")
 
 
 def test_while_the_table_is_away_nothing_moves_and_successors_take_up_slots(daemons: Daemons) -> None:

@@ -13,8 +13,8 @@ from harness.secured import zookeeper_client, zookeeper_url
 from benchmarks.local import ZooKeeper
 from benchmarks.private import free_port
 from toc.coordination.assignment import Member
-from toc.coordination.coordinator import SlotRow, SlotState
-from toc.coordination.operator import Move, Operator
+from toc.coordination.coordinator import SlotState
+from toc.coordination.operator import Operator
 from toc.coordination.session import DIRECTORIES
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.model.errors import CoordinationUnavailable
@@ -177,37 +177,6 @@ def test_while_a_slot_moves_it_is_shown_where_to_why_and_who_is_waited_for(pair:
         }
         assert len(moving) == 6
         assert all(row.since for row in moving)
-
-
-def test_rebalance_moves_exactly_what_it_tells(cluster: Cluster, seen: Callable[[str], list[str]]) -> None:
-    """With pins first and then without: loads are equal, topics are not."""
-    cluster.start("h1")
-    cluster.start("h2")
-    with cluster.operator() as operator:
-        for number in range(4):
-            operator.want("pin", Slot("order.remind", number), target="h1" if number < 3 else "h2", by="ann")
-        cluster.until(lambda: cluster.load("h1") == cluster.load("h2") == 6)
-        for number in range(4):
-            operator.unwant("pin", Slot("order.remind", number))
-
-        plan = operator.rebalance(by="ann", dry_run=True)
-        assert len(plan) == 2
-        cluster.until(lambda: cluster.load("h1") == cluster.load("h2") == 6)
-        assert owners(operator.slots())[plan[0][:2]] == plan[0].old
-
-        before = owners(operator.slots())
-        assert operator.rebalance(by="ann") == plan
-        cluster.until(lambda: operator.rebalance(by="ann", dry_run=True) == [])
-        cluster.until(lambda: cluster.load("h1") == cluster.load("h2") == 6)
-        after = owners(operator.slots())
-        assert [
-            Move(*slot, before[slot], after[slot]) for slot in sorted(before) if before[slot] != after[slot]
-        ] == sorted(plan)
-        cluster.until(lambda: seen(f"/toc/{cluster.cluster}/rebalance") == [])
-
-
-def owners(rows: list[SlotRow]) -> dict[tuple[str, int], str | None]:
-    return {(row.topic, row.number): row.owner for row in rows}
 
 
 # --- connections ------------------------------------------------------------------------------------------

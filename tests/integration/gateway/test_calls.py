@@ -398,23 +398,6 @@ async def test_whoever_reads_topics_sees_all_before(system: System, monkeypatch:
         await many.close()
 
 
-def test_a_token_makes_so_many_and_an_operator_more(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokens, "MAX_GIVEN", 2)
-    giver = Token("giver", frozenset({Role.ADMIN}), ("shop.*",))
-
-    def make(name: str, giver: Token | None) -> Token:
-        by = "an operator" if giver is None else giver.name
-        wanted: dict[str, Any] = {"roles": [Role.READ], "topics": ["shop.*"], "by": by, "giver": giver}
-        return tokens.create_token(system.center, name, **wanted).token
-
-    for number in range(2):
-        make(f"given-{number}", giver)
-    with pytest.raises(NotGranted, match="has made 2 tokens"):
-        make("given-2", giver)
-    make("made", None)
-    make("other", replace(giver, name="another"))
-
-
 def test_tokens_that_a_token_made_make_no_more_than_it_could(
     system: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,43 +196,6 @@ def test_a_topic_is_paused_altered_and_resumed(shared: Gateway) -> None:
     assert (resumed.paused, resumed.resume_rate) == (False, 100)
 
 
-def test_all_that_match_are_cancelled_once_the_topic_is_typed(shared: Gateway) -> None:
-    center = shared.system.center
-    shared.make_token("shop", "produce", topics=("test.batch",))
-    browser = Browser(shared, "shop")
-    job_ids = center.submit_many([NewTask("test.batch", "77", delay=3600) for _ in range(230)])
-    others = center.submit_many([NewTask("test.batch", 77, delay=3600) for _ in range(3)])
-    center.store.mark_begun(job_ids[:2], "a try began")
-    page = browser.get("/tasks?topic=test.batch&biz_id=77&text=true&limit=10")
-    assert offers(page) == {"/console/do/cancel-all", "/console/do/reschedule-all"}
-    (link,) = [one for one in page.links() if "/do/cancel-all" in one]
-    form = browser.get(link.removeprefix("/console"))
-    shown = press(browser, form, text="true", rate="10000")
-    assert "230 tasks of test.batch match" in shown.text
-    assert statuses(shared, [*job_ids, *others]) == {TaskStatus.PENDING}
-    for typed in ("", "test.sync", "test.batch "):
-        wrong = press(browser, shown, confirm=typed)
-        assert wrong.status == 422, wrong.text
-        assert 'id="f-confirm-error"><bdi>type the name of the topic' in wrong.html
-    assert center.store.bulk.list(10) == []
-    center.submit_many([NewTask("test.batch", "77", delay=3600) for _ in range(100)])
-    grown = press(browser, shown, confirm="test.batch")
-    assert (grown.status, "330 tasks match by now, not 230" in grown.text) == (422, True)
-    page = follow(browser, press(browser, grown, confirm="test.batch"))
-    assert "Asked to cancel" in page.text
-    (job,) = center.store.bulk.list(10)
-    assert until(lambda: center.store.bulk.get(job.name).state == "done")
-    page = browser.get(f"/bulk/{job.name}")
-    assert "Done\n330\nOf\n330" in page.text
-    assert "a try may be running, or have run" in page.text
-    assert set(map(str, job_ids[:2])) <= set(page.text.split())
-    assert statuses(shared, job_ids) == {TaskStatus.CANCELLED}
-    assert statuses(shared, others) == {TaskStatus.PENDING}, "their biz_id is the number"
-    assert job.name in browser.get("/bulk").text
-    assert job.name in Browser(shared, "read").get("/bulk").text
-    assert (job.by, offers(page)) == ("shop", set())
-
-
 def test_those_of_one_order_are_acted_on_topic_by_topic(shared: Gateway) -> None:
     center = shared.system.center
     for topic in ("test.sync", "test.sync", "test.batch"):

@@ -4,7 +4,6 @@ hangs or is slow."""
 import asyncio
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -25,7 +24,6 @@ from harness.system import NewSystem, System
 
 from benchmarks.local import MariaDB, RedisServer
 from toc.cli.daemons import http_processes, with_dialects
-from toc.gateway.tasks import BATCH_BYTES
 from toc.model.errors import ConfigError, InvalidInput, StoreUnavailable, UnknownTopic
 from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
@@ -244,34 +242,6 @@ def test_a_gateway_that_can_serve_no_task_is_not_ready(
 
 
 # --- clients
-
-
-def test_a_token_whose_requests_never_end_keeps_out_no_body_of_another(system: System) -> None:
-    gateway = Gateway(system)
-    gateway.make_token("other", "produce")
-    head = (
-        "POST /v1/topics/test.sync/tasks:batch HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-        f"Authorization: Bearer {gateway.tokens['all']}\r\nContent-Length: {BATCH_BYTES}\r\n\r\n"
-    )
-    clients: list[socket.socket] = []
-    refused = False
-    try:
-        while not refused and len(clients) < 20:
-            client = socket.create_connection(("127.0.0.1", gateway.port), 10)
-            clients.append(client)
-            try:
-                client.sendall(head.encode() + b" " * (BATCH_BYTES - 1))
-                refused = bool(select.select(clients, [], [], 0.2)[0])
-            except ConnectionError:
-                refused = True
-        assert refused
-        tasks = [{"biz_id": n, "delay": 3600, "attribute": {"x": "y" * 3900}} for n in range(1000)]
-        path = "/v1/topics/test.sync/tasks:batch"
-        assert gateway.call("POST", path, {"tasks": tasks}, token="other").status == 200
-    finally:
-        for client in clients:
-            client.close()
-        gateway.stop()
 
 
 def test_it_starts_outside_loopback_only_if_it_is_protected(system: System) -> None:

@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from base64 import b64encode
 from collections.abc import Sequence
 
@@ -289,17 +288,6 @@ def test_a_job_is_not_handed_out_after_its_ttl(client: Client) -> None:
     assert shown.json["ttl"] in (1, 2, 3)
     assert until(lambda: client.call("GET", f"/api/ns/ttl/job/{job_id}").status == 404, 10)
     assert client.consume("ttl", timeout=1) is None
-
-
-def test_a_delayed_job_waits_for_its_second(client: Client) -> None:
-    began = time.monotonic()
-    job_id = client.publish("later", delay=2)
-    assert client.consume("later") is None
-    assert client.call("GET", "/api/ns/later/size").json["size"] == 0
-    assert client.call("GET", f"/api/ns/later/job/{job_id}").status == 200
-    job = client.consume("later", timeout=30)
-    assert job["job_id"] == job_id
-    assert time.monotonic() - began >= 2.0
 
 
 def test_a_consumer_may_name_any_number_of_queues(client: Client) -> None:

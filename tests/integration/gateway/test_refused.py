@@ -189,14 +189,6 @@ def test_a_client_that_expects_to_be_told_sends_its_body_after_it_was(shared: Ga
     assert statuses(exchange(shared, refused)) == [413], "before it has sent anything"
 
 
-def test_a_host_is_not_needed(shared: Gateway) -> None:
-    for host in ("", "Host: b\r\nHost: c", "Host: \xff"):
-        answer = exchange(
-            shared, head(shared, "Connection: close", line="GET /v1/topics HTTP/1.1", host=host)
-        )
-        assert statuses(answer)[0] in (200, 400), answer[:300]
-
-
 DEEP = 10_000
 ODD = [
     b"null", b"true", b"[]", b"{}", b'""', b"0", b"-0", b"-1", b"1.5", b"1e400", b"-1e400", b"NaN",

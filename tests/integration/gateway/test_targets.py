@@ -401,14 +401,3 @@ def test_a_token_needs_the_pattern_of_the_topic_that_a_schedule_has_or_shall_hav
     moved = shared.call("PATCH", "/v1/schedules/own", {"topic": "test.batch"}, token="sync-only")
     assert moved.body == refused.body
     assert shared.call("GET", "/v1/schedules/own").body["topic"] == "test.sync"
-    made(shared, "other", topic="test.batch")
-    for method, path, body in (
-        ("GET", "", None), ("PATCH", "", {"cron": "0 1 * * *"}), ("DELETE", "", None),
-        ("POST", ":pause", None), ("POST", ":resume", None), ("POST", ":trigger", None),
-        ("GET", ":preview", None),
-        ("POST", ":backfill", {"from": "2026-01-01T00:00:00Z", "to": "2026-01-02T00:00:00Z"}),
-    ):  # fmt: skip
-        hidden = shared.call(method, f"/v1/schedules/other{path}", body, token="sync-only")
-        absent = shared.call(method, f"/v1/schedules/absent{path}", body, token="sync-only")
-        assert (hidden.status, hidden.body) == (404, absent.body)
-    assert not shared.call("GET", "/v1/schedules/other").body["paused"]

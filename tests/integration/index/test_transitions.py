@@ -120,14 +120,6 @@ def test_prepare_takes_nothing_that_came_due_later_than_it_is_to_take(
     assert state() == {STORE: {2: due + 1.0}, PREPARE: {1: held(reply.redis_now_ms // 1000, 3, 7)}}
 
 
-def test_prepare_takes_nothing_that_is_not_due(queues: Queues, seed: Seed, state: STATE, now_ms: NOW) -> None:
-    due = now_ms() + 60_000 + 31 / 32
-    seed(SLOT, store={1: due})
-    reply = answered(queues.prepare([PrepareRequest(SLOT, 9, 16, 1)])[SLOT])
-    assert (reply.entries, reply.next_due) == ([], due)
-    assert state() == {STORE: {1: due}}
-
-
 def test_an_entry_is_due_in_the_very_millisecond_of_its_floor(queues: Queues, now_ms: NOW) -> None:
     due = now_ms() + 30
     queues.add({SLOT: [(1, due + 31 / 32)]})
@@ -200,15 +192,6 @@ def test_a_whole_score_stands_while_nobody_keeps_it_alive(queues: Queues, seed: 
     assert queues.rollback({SLOT: [(2, scores[2], 90.0), (4, scores[4], 90.0)]}) == {SLOT: [True, False]}
     assert queues.bury({SLOT: [(3, scores[3], 70), (4, scores[4], 70)]}) == {SLOT: [True, False]}
     assert state() == {STORE: {2: 90.0}, DEAD: {3: 70.0}, PREPARE: {4: kept}}
-
-
-def test_results_come_per_id_in_their_order(queues: Queues, seed: Seed, state: STATE) -> None:
-    seed(SLOT, prepare={1: held(5, 3, 7), 2: held(5, 3, 7), 3: held(5, 3, 7), 4: held(5, 3, 8)})
-    own = fence(3, 7)
-    assert queues.commit({SLOT: [(4, own), (1, own), (99, own)]}) == {SLOT: [False, True, False]}
-    assert queues.rollback({SLOT: [(4, own, 1.0), (2, own, 50.5)]}) == {SLOT: [False, True]}
-    assert queues.bury({SLOT: [(4, own, 1), (3, own, 77)]}) == {SLOT: [False, True]}
-    assert state() == {STORE: {2: 50.5}, PREPARE: {4: held(5, 3, 8)}, DEAD: {3: 77.0}}
 
 
 def test_rollback_keeps_the_fraction_and_an_earlier_time(queues: Queues, seed: Seed, state: STATE) -> None:

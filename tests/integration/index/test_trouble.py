@@ -8,15 +8,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import Launch
 from fault.kit.proxy import Proxy
-from fault.kit.servers import Reshard, Sentinel, caught_up
-from harness.patience import until
-from integration.index.conftest import answered
+from fault.kit.servers import Reshard
 
 from benchmarks.local import RedisCluster, RedisServer
 from toc.index.calls import IndexBroken, ReplyLost
@@ -103,21 +100,6 @@ def proxy(server: RedisServer) -> Iterator[Proxy]:
     proxy = Proxy(server.port)
     yield proxy
     proxy.close()
-
-
-def test_prepare_is_not_sent_again_when_its_reply_is_lost(
-    proxy: Proxy, queues: Queues, state: Callable[[], dict[str, Any]]
-) -> None:
-    through = Queues(f"redis://127.0.0.1:{proxy.port}")
-    through.add({SLOT: [(1, 1.0), (2, 2.0)]})
-    assert len(take(through, limit=1).entries) == 1  # the script is loaded
-    proxy.eat(b"prepare_")
-    lost = through.prepare([PrepareRequest(SLOT, 1, 16, 7)])[SLOT]
-    assert proxy.stats.eaten == 1
-    assert isinstance(lost, ReplyLost)
-    through.close()
-    assert set(state()[PREPARE]) == {1, 2}
-    assert isinstance(queues.peek([SLOT])[SLOT], tuple)
 
 
 def test_what_may_be_repeated_is_sent_once_more_when_its_reply_is_lost(
@@ -313,68 +295,8 @@ def test_an_unfinished_move_is_followed_by_ask_and_its_end_by_moved(
     mover.move(hash_slot, home)
 
 
-def test_after_a_failover_the_new_master_is_asked_of_the_sentinels(launch: Launch, tmp_path: Path) -> None:
-    master = launch(RedisServer)
-    replica = launch(RedisServer, config=[f"replicaof 127.0.0.1 {master.port}"])
-    assert until(lambda: "master_link_status:up" in str(replica.call("INFO", "replication")), 60)
-    with Sentinel(tmp_path / "sentinel", master=master) as sentinel:
-        assert until(lambda: "slaves=1" in str(sentinel.call("INFO", "sentinel")), 60)
-        queues = Queues(f"redis+sentinel://127.0.0.1:1,127.0.0.1:{sentinel.port}/main")
-        assert queues.add({SLOTS[0]: [(1, 1.0)]}) == {SLOTS[0]: 1}
-        assert [node.address.port for node in queues.nodes.masters()] == [master.port]
-        assert until(lambda: caught_up(replica, master), 60)
-        master.kill()
-        assert until(lambda: queues.add({SLOTS[0]: [(2, 2.0)]})[SLOTS[0]] == 1, 60)
-        assert [node.address.port for node in queues.nodes.masters()] == [replica.port]
-        reply = answered(queues.prepare([PrepareRequest(SLOTS[0], 9, 16, 7)])[SLOTS[0]])
-        assert [job_id for job_id, _ in reply.entries] == [1, 2]
-        wrong = Queues(f"redis+sentinel://127.0.0.1:{sentinel.port}/other")
-        refused = wrong.peek(SLOTS[:1])[SLOTS[0]]
-        assert isinstance(refused, IndexUnavailable)
-        assert "do not know the service 'other'" in str(refused)
-        for one in (queues, wrong):
-            one.close()
-
-
 def test_a_server_that_is_no_cluster_is_named_as_such(clean_redis: RedisServer) -> None:
     queues = Queues(f"redis+cluster://127.0.0.1:{clean_redis.port}")
     results = queues.expired([ExpiredRequest(slot, 30) for slot in SLOTS])
     assert all("part of a cluster" in str(result) for result in results.values())
     queues.close()
-
-
-def test_a_master_that_hangs_holds_up_no_take_of_the_others_and_its_answer_comes_late(launch: Launch) -> None:
-    servers = launch(RedisCluster)
-    queues = Queues(servers.url)
-    queues.add({slot: [(1, 1.0)] for slot in SLOTS})
-    peeked = queues.peek(SLOTS)
-    assert not any(isinstance(peek, IndexUnavailable) for peek in peeked.values())
-    requests = [PrepareRequest(slot, 9, 16, 7) for slot in SLOTS]
-    hung = servers.nodes[1]
-    own = {slot for slot in SLOTS if _port(queues, slot) == hung.port}
-    reactor, answers = Reactor(), dict[Slot, object]()
-    takes = Takes(queues, reactor)
-
-    def heard() -> set[Slot]:
-        reactor.sleep(0.1)
-        reactor.hear()
-        answers.update((request.slot, answer) for request, answer, _ in takes.answers())
-        return set(answers)
-
-    hung.pause()
-    try:
-        takes.begin(requests)
-        assert until(lambda: heard() >= set(SLOTS) - own, 30)
-        assert heard() == set(SLOTS) - own
-        assert list(takes.under_way) == [takes.node(slot) for slot in own][:1]
-    finally:
-        hung.resume()
-    assert until(lambda: heard() == set(SLOTS), 30)
-    assert all(isinstance(answer, Prepared) and len(answer.entries) == 1 for answer in answers.values())
-    assert not takes.under_way
-    assert until(lambda: not any(isinstance(one, IndexUnavailable) for one in queues.peek(own).values()), 30)
-    queues.close()
-
-
-def _port(queues: Queues, slot: Slot) -> int:
-    return queues.nodes.master(queues.keys(slot).hash_slot).address.port

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 from fault.kit.proxy import Proxy
-from harness.clocks import StandingClock
 from harness.rows import NewRow, change, insert_many, known
 
 from toc import NewTask, Settings, TaskStatus, TimeoutCenter
-from toc.model.access import Role, Token
 from toc.model.clock import Clock
 from toc.model.errors import (
     InvalidTopic,
@@ -23,13 +21,11 @@ from toc.model.errors import (
     TopicClosed,
     TopicExists,
     UnknownTemplate,
-    UnknownToken,
     UnknownTopic,
 )
 from toc.model.topic import Delivery, Template, Topic
 from toc.operate.audit import audited
 from toc.operate.templates import ensure_topic
-from toc.operate.tokens import PREFIX, digest, revoke_token
 from toc.store.store import Store
 from toc.store.tasks.select import Selection
 
@@ -136,21 +132,6 @@ def test_open_tasks_are_counted_and_held_ones_only_while_held(fresh_store: Store
     assert store.selections.count(replace(pending, held=True)) == 2
 
 
-def test_a_name_with_a_space_behind_it_is_another_name(mysql_store: Store) -> None:
-    """To MySQL it is the same one."""
-    clock = StandingClock(Clock().now_ms())
-    mysql_store.tokens.create(
-        Token("spaced", frozenset({Role.READ}), ("*",), created=clock.now), digest(PREFIX + "spaced")
-    )
-    with pytest.raises(UnknownToken):
-        revoke_token(mysql_store, "spaced ")
-    assert {one.name: one.revoked_at for one in mysql_store.tokens.list()}["spaced"] is None
-    mysql_store.templates.create(Template("spaced.*", {"slot_amount": 1}, 5))
-    with pytest.raises(UnknownTemplate):
-        mysql_store.templates.delete("spaced.* ")
-    mysql_store.templates.delete("spaced.*")
-
-
 def test_every_change_has_its_intent_and_what_came_of_it(store: Store) -> None:
     began = Clock().now_ms()
     with audited(store, "ann@h", "topic.alter", "a", retries=3) as record:
@@ -197,31 +178,6 @@ _numbers = itertools.count(5000)
 def topic() -> Topic:
     number = next(_numbers)
     return Topic(f"order.close-{number}", number, 16)
-
-
-def test_of_many_hosts_that_create_a_topic_one_succeeds(store: Store, topic: Topic) -> None:
-    def create(slots: int) -> str:
-        try:
-            store.topics.create(replace(topic, slot_amount=slots))
-        except TopicExists:
-            return "exists"
-        return "created"
-
-    with ThreadPoolExecutor(8) as threads:
-        assert Counter(threads.map(create, [2**n for n in range(8)])) == {"created": 1, "exists": 7}
-
-
-def test_two_operators_who_alter_at_once_both_have_their_way(store: Store, topic: Topic) -> None:
-    store.topics.create(topic)
-    changes = [{"retries": 5}, {"paused": True}, {"horizon": 600}, {"slot_amount": 64}]
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(lambda change: store.topics.alter(topic.name, **change), changes))
-
-    found = known(store.topics.get(topic.name))
-    assert found.paused_at
-    changed = replace(topic, retries=5, paused=True, horizon=600, slot_amount=64)
-    assert replace(found, paused_at=0) == changed
 
 
 def test_a_slot_amount_only_grows(store: Store, topic: Topic) -> None:

@@ -190,6 +190,7 @@ def test_tables_of_another_are_left_and_new_ones_counted_at_once(fresh_store: St
     walking.mine = frozenset()
     walking.round()
     assert walking.sums(NEAR) == {}
+    assert {one["error"] for one in due(fresh_store, NOW).missing} == {"no worker has counted it yet"}
     walking.mine = everything
     walking.go(2.0)
     assert walking.sums(NEAR) == expected(rows, NEAR, walking.clock.now_ms())

@@ -3,8 +3,7 @@ one end of each version."""
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -133,30 +132,6 @@ def test_a_failure_touches_nothing_that_another_has_leased(one: Store, two: Stor
     assert (again.attempts, again.lease) == (1, 0)
 
 
-def test_a_cancel_of_a_leased_row_says_that_it_was_tried(one: Store, two: Store, row: TaskRow) -> None:
-    one.leases.take({row.job_id: 30})
-    changed, before = two.cancel_many([row.job_id])[row.job_id]
-    assert (changed, before and before.attempts) == (True, 1)
-    after = known(two.get(row.job_id))
-    assert (after.status, after.attempts) == (TaskStatus.CANCELLED, 1)
-
-
-def test_a_reschedule_keeps_the_lease_and_says_it_was_tried(one: Store, two: Store, row: TaskRow) -> None:
-    one.leases.take({row.job_id: 30})
-    changed, before = two.reschedule(row.job_id, row.action_time + 1000)
-    assert (changed, before and before.attempts) == (True, 1)
-    assert lease(two, row) > 0
-    after = known(two.get(row.job_id))
-    assert (after.attempts, after.version) == (0, 1)
-
-
-def test_a_redrive_begins_without_a_lease(one: Store, two: Store, row: TaskRow) -> None:
-    one.leases.take({row.job_id: 30})
-    one.die([failure(row)])
-    assert len(two.redrive([row.job_id], row.action_time)) == 1
-    assert lease(two, row) == 0
-
-
 def test_without_a_name_a_lease_is_always_anothers(place: Any, one: Store, row: TaskRow) -> None:
     one.leases.take({row.job_id: 30})
     nobody = place.open()
@@ -215,10 +190,6 @@ def hand_out(
     }
 
 
-def take_with(store: Store) -> Callable[[TaskRow], PullLease | None]:
-    return lambda row: hand_out(store, [row])[row.job_id][1]
-
-
 def due_rows(store: Store, new_row: NewRow, count: int, biz_type: int = 7) -> list[TaskRow]:
     due = int(time.time() * 1000) - 10
     rows = [new_row(action_time=due, biz_type=biz_type) for _ in range(count)]
@@ -230,22 +201,9 @@ def held(store: Store, biz_type: int) -> int:
     return store.selections.count(Selection(TaskStatus.PENDING, biz_types=[biz_type], held=True))
 
 
-def test_each_of_many_is_handed_out_by_one_of_many(place: Any, store: Store, new_row: NewRow) -> None:
-    rows = due_rows(store, new_row, 100)
-    stores = [place.open() for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda one: hand_out(one, rows), stores))
-    for one in stores:
-        one.close()
-    for row in rows:
-        leases = [each[row.job_id][1] for each in found]
-        assert sum(lease is not None for lease in leases) == 1
-        assert {each[row.job_id][0].attempts for each in found} == {1}
-
-
 def test_of_two_acks_in_one_millisecond_one_ends_the_task(place: Any, store: Store, new_row: NewRow) -> None:
     (row,) = due_rows(store, new_row, 1, 43)
-    lease = known(take_with(store)(row))
+    lease = known(hand_out(store, [row])[row.job_id][1])
     here, there = (place.open(clock=StandingClock(1_900_000_000_000)) for _ in range(2))
     outcomes = [one.pulls.ack([lease])[row.job_id] for one in (here, there)]
     here.close()

@@ -3,24 +3,20 @@ puts of many in one transaction."""
 
 import json
 import secrets
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import pytest
 from fault.kit.proxy import Proxy
 from harness.leases import taken
-from harness.patience import until
 from harness.rows import NewRow, known, put
 
-from toc.model.errors import DedupConflict, RequestReused, StoreUnavailable, SubmitUnknown, TaskExists
+from toc.model.errors import DedupConflict, RequestReused, TaskExists
 from toc.model.pull import AckOutcome, PullLease
 from toc.model.sharding import BizId
-from toc.model.task import Content, OnConflict, Put, PutOutcome, Request, Submission, TaskRow, TaskStatus
+from toc.model.task import Content, OnConflict, Put, PutOutcome, Request, Submission, TaskRow
 from toc.model.verdict import Failure
 from toc.store.servers.server import Lost, Statement
 from toc.store.servers.sqlite import SqliteConnection
@@ -134,67 +130,7 @@ def test_a_handed_out_task_is_replaced_and_due_after_its_hand_out(store: Store, 
     assert store.pulls.read([row.job_id])[row.job_id].next_time == ends + 1000
 
 
-@pytest.mark.parametrize("end", ["processed", "cancelled", "dead"])
-def test_an_ended_task_loses_its_name_to_a_new_one(store: Store, new_row: NewRow, end: str) -> None:
-    row = new_row(dedup_key="k")
-    put(store, row)
-    if end == "processed":
-        store.finish([(row.job_id, 0)])
-    elif end == "cancelled":
-        store.cancel_many([row.job_id])
-    else:
-        store.die([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, "boom")])
-    ended = as_stored(store, row.job_id)
-    assert ended.status == TaskStatus[end.upper()]
-    again = named(new_row, row)
-    stored = put(store, again)
-    assert stored.put == (again.job_id, NEW)
-    assert stored.inserted == again
-    assert as_stored(store, row.job_id) == ended._replace(dedup_key=None)
-    assert put(store, named(new_row, row)).put == (again.job_id, REPLACED)
-
-
 # --- requests
-
-
-def test_a_request_is_done_once_and_its_answer_is_repeated(store: Store, new_row: NewRow) -> None:
-    row = new_row(dedup_key="k")
-    first, second = (Request.of("token /path", secrets.token_hex(), b"{}") for _ in range(2))
-    assert put(store, row, request=first).put == (row.job_id, NEW)
-    assert put(store, named(new_row, row), request=second).put == (row.job_id, REPLACED)
-    for _ in range(2):
-        assert put(store, named(new_row, row), request=second).put == (row.job_id, REPLACED)
-        assert put(store, named(new_row, row), request=first).put == (row.job_id, NEW)
-    assert as_stored(store, row.job_id).version == 1
-    with pytest.raises(RequestReused):
-        put(store, named(new_row, row), request=second._replace(payload=first.key))
-    unnamed, third = new_row(), Request.of("", secrets.token_hex(), b"")
-    assert put(store, unnamed, request=third).put == (unnamed.job_id, NEW)
-    assert put(store, named(new_row, unnamed), request=third).put == (unnamed.job_id, NEW)
-    kept = Request.of("", secrets.token_hex(), b"")
-    assert put(store, named(new_row, row), on_conflict=OnConflict.KEEP, request=kept).put == (
-        row.job_id,
-        KEPT,
-    )
-    store.finish([(row.job_id, 1)])
-    assert put(store, named(new_row, row), on_conflict=OnConflict.KEEP, request=kept).put == (
-        row.job_id,
-        KEPT,
-    )
-    again, fourth = named(new_row, row), Request.of("", secrets.token_hex(), b"")
-    for _ in range(2):
-        assert put(store, again, request=fourth).put == (again.job_id, NEW)
-
-
-def test_a_name_of_a_request_stands_for_one_request_in_all_databases(store: Store, new_row: NewRow) -> None:
-    for _ in range(20):
-        request, row, other = Request.of("", secrets.token_hex(), b"a"), new_row(), new_row()
-        assert put(store, row, request=request).put == (row.job_id, NEW)
-        assert put(store, row, request=request).put == (row.job_id, NEW)
-        with pytest.raises(RequestReused):
-            put(store, other, request=request._replace(payload=bytes(32)))
-        assert store.get(other.job_id) is None
-        assert store.answer_to(request, BizId.of(row.biz_id)) == (row.job_id, NEW)
 
 
 def test_answers_are_forgotten_after_their_retention(store: Store, new_row: NewRow) -> None:
@@ -295,7 +231,8 @@ def test_each_of_many_has_the_outcome_that_it_would_have_alone(store: Store, new
     for row in (pending, ended, kept, conflict, taken):
         put(store, row)
     store.finish([(ended.job_id, 0)])
-    before, used, fresh = request(), request(b"one"), request()
+    before, used, fresh, keeps = request(), request(b"one"), request(), request()
+    was = as_stored(store, ended.job_id)
     put(store, answered, request=before)
     put(store, reused, request=used)
     (unnamed,) = of_one_server(store, new_row, 1)
@@ -305,7 +242,7 @@ def test_each_of_many_has_the_outcome_that_it_would_have_alone(store: Store, new
         replacing(new),
         replacing(*body),
         replacing(again),
-        replacing(named(new_row, kept, attribute='{"a":1}'), on_conflict=OnConflict.KEEP, request=request()),
+        replacing(named(new_row, kept, attribute='{"a":1}'), on_conflict=OnConflict.KEEP, request=keeps),
         replacing(named(new_row, conflict), on_conflict=OnConflict.KEEP, request=request()),
         replacing(named(new_row, taken), on_conflict=OnConflict.ERROR),
         replacing(named(new_row, answered), request=before),
@@ -332,9 +269,12 @@ def test_each_of_many_has_the_outcome_that_it_would_have_alone(store: Store, new
     assert told[10] in (None, (new.job_id, REPLACED)), "the name of the first: it goes after it, or by itself"
     now = as_stored(store, pending.job_id)
     assert (now.version, body_of(store, now)) == (1, b"x")
-    assert as_stored(store, ended.job_id).dedup_key is None
+    assert as_stored(store, ended.job_id) == was._replace(dedup_key=None)
     assert {as_stored(store, row.job_id).version for row in (kept, conflict, taken, answered, reused)} == {0}
     assert put(store, unnamed, request=fresh).put == (unnamed.job_id, NEW), "it is remembered"
+    store.finish([(kept.job_id, 0)])
+    repeated = put(store, named(new_row, kept), on_conflict=OnConflict.KEEP, request=keeps)
+    assert repeated.put == (kept.job_id, KEPT)
 
 
 def test_many_are_one_transaction(mysql_store: Store, new_row: NewRow) -> None:
@@ -372,52 +312,3 @@ def test_many_that_replace_and_whose_answer_is_lost_are_done_once_each(
         assert [put.job_id for put in put_all(through_proxy, wanted)] == [row.job_id for row in rows]
         assert proxy.stats.eaten == eaten + 1
         assert {as_stored(through_proxy, row.job_id).version for row in rows} == {version + 1}
-
-
-def test_batches_that_race_while_connections_break_are_done_once_each(
-    mysql_place: Any, through_proxy: Store, proxy: Proxy, mysql_store: Store, new_row: NewRow
-) -> None:
-    """Two callers repeat each batch until it is answered, in opposite order."""
-    rows = of_one_server(mysql_store, new_row, 25, dedup_key="k")
-    put_all(mysql_store, [replacing(row) for row in rows])
-    rounds = 8
-    requests = [[request() for _ in rows] for _ in range(rounds)]
-    direct = mysql_place.open()
-    deadline = time.monotonic() + 300
-    over = threading.Event()
-
-    def repeat(number: int) -> None:
-        store = (through_proxy, direct)[number]
-        for n, named_requests in enumerate(requests):
-            wanted = [
-                replacing(named(new_row, row, attribute=json.dumps({"n": n})), request=one)
-                for row, one in zip(rows, named_requests, strict=True)
-            ]
-            if number:
-                wanted.reverse()
-            answered = False
-            while not answered:
-                assert time.monotonic() < deadline
-                with suppress(StoreUnavailable, SubmitUnknown):
-                    put_all(store, wanted)
-                    answered = True
-
-    def cut() -> None:
-        while not over.wait(0.1):
-            proxy.cut()
-
-    proxy.eat(b"SET version=version+1", count=None, probability=0.5, quiet=0.02)
-    with ThreadPoolExecutor(3) as pool:
-        cutter = pool.submit(cut)
-        try:
-            first = pool.submit(repeat, 0)
-            assert until(lambda: proxy.stats.eaten > 0 and proxy.stats.cut > 0)
-            for done in (first, pool.submit(repeat, 1)):
-                done.result()
-        finally:
-            over.set()
-        cutter.result()
-    assert proxy.stats.eaten
-    assert proxy.stats.cut
-    direct.close()
-    assert {as_stored(mysql_store, row.job_id).version for row in rows} == {rounds}

@@ -4,7 +4,6 @@ nothing else changes."""
 import sqlite3
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -462,19 +461,6 @@ def test_what_receivers_answered_is_added_to_the_histories_of_tasks(store: Store
     assert store.history(plain.job_id) == store.history(late.job_id) == []
 
 
-def test_each_task_is_done_by_one_of_many_threads(store: Store, new_row: NewRow) -> None:
-    rows = [new_row() for _ in range(60)]
-    insert_many(store, rows)
-    items = [(row.job_id, 0) for row in rows]
-
-    with ThreadPoolExecutor(8) as threads:
-        results = list(threads.map(lambda n: store.finish(items[n:] + items[:n]), range(8)))
-
-    for row in rows:
-        cases = [result[row.job_id] for result in results]
-        assert sorted(case.value for case in cases) == ["already"] * 7 + ["done"]
-
-
 def test_failures_of_a_batch_are_guarded_one_by_one(store: Store, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(40)]
     insert_many(store, rows)
@@ -503,23 +489,6 @@ def test_the_ids_of_a_biz_id_are_read_page_by_page_and_without_the_rows(
     assert store.ids_of(BizId.of("order-7"), 7) == sorted(row.job_id for row in rows)
     assert len(sent) == 3
     assert not any("attribute" in statement.sql for statement in sent)
-
-
-def test_of_a_cancel_and_a_finish_at_once_exactly_one_wins(store: Store, new_row: NewRow) -> None:
-    rows = [new_row() for _ in range(40)]
-    insert_many(store, rows)
-
-    def both(row: TaskRow) -> tuple[bool, Finish]:
-        with ThreadPoolExecutor(2) as pair:
-            cancel = pair.submit(store.cancel_many, [row.job_id])
-            finish = pair.submit(store.finish, [(row.job_id, 0)])
-            return cancel.result()[row.job_id][0], finish.result()[row.job_id]
-
-    with ThreadPoolExecutor(3) as threads:
-        for row, outcome in zip(rows, threads.map(both, rows), strict=True):
-            assert outcome in {(True, Finish.CANCELLED), (False, Finish.DONE)}
-            after = known(store.get(row.job_id))
-            assert (after.status, after.attempts) == ((3, 1) if outcome[0] else (2, 0))
 
 
 def test_only_cancelled_rows_are_marked_as_tried_and_only_up(store: Store, new_row: NewRow) -> None:

@@ -138,18 +138,6 @@ def test_a_task_says_why_it_was_late_on_one_file_of_sqlite_too(tmp_path: Path) -
             assert causes() == ["threads"]
 
 
-def test_a_lifespan_may_await_it(shop: Shop) -> None:
-    async def application() -> None:
-        async with shop.center.worker(threads=1):
-            job_id = await asyncio.to_thread(shop.center.submit, "order.close", biz_id=1, delay=0.1)
-            while (task := await asyncio.to_thread(shop.center.get, job_id)) is not None:
-                if task.status is TaskStatus.PROCESSED:
-                    return
-                await asyncio.sleep(0.02)
-
-    asyncio.run(asyncio.wait_for(application(), PATIENCE))
-
-
 def test_a_failure_of_ours_begins_the_pipeline_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     with shop.center.worker() as worker:
         shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))

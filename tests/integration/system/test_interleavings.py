@@ -1,7 +1,6 @@
 """Orders of events that were wrong once, step by step on real servers.
 The model in spec/ found most of it."""
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +10,6 @@ from harness.patience import PATIENCE, until
 from harness.tables import raw, task_tables
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
-from toc.model.scores import store_score
 from toc.model.sharding import table_of_job
 from toc.model.verdict import Failure
 from toc.store.tasks.batch import Guard
@@ -21,19 +19,6 @@ from toc.worker.reclaim import EMPTY_SECONDS
 from toc.worker.worker import HAND_OVER_SECONDS
 
 # Orders of events that were wrong once, step by step on real servers. The model in spec/ found most of it.
-
-
-def test_a_worker_that_slept_before_the_start_does_not_start_what_another_has(hands: Pair) -> None:
-    sleeper, other = hands
-    job_id = sleeper.take_one()
-    sleeper.sleep()
-    other.reclaim()
-    other.begin()
-    sleeper.start()
-    sleeper.await_gone(job_id)
-    other.end_and_finish()
-    assert (sleeper.runs, len(other.runs)) == ([], 1)
-    assert hands.row(job_id).status == TaskStatus.PROCESSED
 
 
 def test_what_was_refused_after_a_pause_and_nobody_has_taken_runs_uncharged(hands: Pair) -> None:
@@ -93,42 +78,6 @@ def test_the_number_of_a_worker_that_lives_stays_whoever_else_has_the_slot(hands
         second.clock.slept += EMPTY_SECONDS
     second.reclaim()
     assert second.queues.claims([SLOT])[SLOT] == {one.book.owned[SLOT].claim: one.name for one in hands}
-
-
-def test_a_late_failure_does_not_touch_a_newer_try_whatever_tries_the_entry_carried(hands: Pair) -> None:
-    sleeper, other = hands
-    job_id = submit_due(hands.system)
-    due = hands.row(job_id).action_time
-    other.begin()
-    other.end_and_finish(fails=True)
-    # The index forgets it, and a sweep that had read the row before that adds the entry as it was then: it
-    # says that no try was used.
-    hands.center.queues.cancel(SLOT, job_id)
-    hands.center.queues.add({SLOT: [(job_id, store_score(due, 3, 0))]})
-    sleeper.begin()
-    sleeper.sleep()
-    other.reclaim()
-    other.take()
-    before = hands.row(job_id)
-    sleeper.end_and_finish(fails=True)
-    after = hands.row(job_id)
-    assert (after.attempts, after.crashes) == (before.attempts, before.crashes) == (1, 1)
-    assert other.inflight.get(job_id) is not None
-
-
-def test_what_was_kept_alive_since_it_was_listed_is_not_taken_away(hands: Pair) -> None:
-    sleeper, other = hands
-    job_id = sleeper.take_one()
-    sleeper.sleep()
-    meanwhile(hands.patch, other.store, "crash", sleeper.heartbeat.run_once)
-    other.reclaim()
-    other.take()
-    assert other.inflight.get(job_id) is None
-    sleeper.start()  # it has slept too long to trust what it had read of the row
-    sleeper.await_gone(job_id)
-    sleeper.take()
-    sleeper.await_runs(1)
-    sleeper.end_well(job_id)
 
 
 def test_of_two_owners_the_slower_does_not_charge_the_next_try_for_this_ones_crash(hands: Pair) -> None:
@@ -199,42 +148,6 @@ def test_what_a_move_takes_away_while_it_is_adopted_is_not_held(hands: Pair) -> 
     other.take()
     assert other.inflight.get(job_id) is not None, "it was rolled back, and is due"
     assert worker.inflight.get(job_id) is None
-
-
-@pytest.mark.parametrize("seen", ["taken", "running", "ended"])
-def test_what_is_adopted_before_the_reply_that_took_it_is_read_runs_once(hands: Pair, seen: str) -> None:
-    worker, _ = hands
-    job_id = submit_due(hands.system)
-    steps: list[Callable[[], object]] = [worker.adopt]
-    if seen != "taken":
-        steps.append(worker.start_and_wait)
-    if seen == "ended":
-        steps.append(worker.end_and_finish)
-    worker.adopter.reply_lost(SLOT, worker.book.owned[SLOT].claim)
-    takes, unread = worker.poller.takes, list[Any]()
-    answers = takes.answers
-
-    def not_yet() -> list[Any]:
-        unread.extend(answers())
-        return []
-
-    with hands.patch.context() as patch:
-        patch.setattr(takes, "answers", not_yet)
-        worker.take()
-        for step in steps:
-            step()
-        patch.setattr(takes, "answers", lambda: [unread.pop()] if unread else answers())
-        worker.turn()
-    if seen == "taken":
-        worker.start_and_wait()
-    if seen != "ended":
-        worker.end_and_finish()
-    worker.adopt()
-    worker.finish()
-    assert len(worker.runs) == 1
-    assert not worker.snapshot(), "nothing is left prepared"
-    assert len(worker.inflight) == 0
-    assert hands.ran(job_id)
 
 
 def test_what_is_taken_anew_while_it_is_adopted_is_checked_once_its_server_answers(hands: Pair) -> None:
@@ -391,18 +304,6 @@ def test_a_cancel_far_ahead_admits_a_run_for_an_older_deadline_without_an_index(
         assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
-def test_a_cancel_knows_of_a_run_for_an_older_deadline_that_has_ended(hands: Pair) -> None:
-    worker, _ = hands
-    job_id = worker.begin_one()
-    later = in_five_minutes()
-    assert hands.center.reschedule(job_id, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
-    worker.end_and_finish()
-    row = hands.row(job_id)
-    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
-    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
-    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
-
-
 def test_a_cancel_of_what_was_taken_and_moved_before_it_started_is_sure(hands: Pair) -> None:
     worker, _ = hands
     job_id = hands.center.submit(TOPIC, biz_id=1, delay=300)
@@ -438,18 +339,3 @@ def test_a_cancel_knows_of_a_try_that_was_stopped_and_given_back_uncharged(hands
     row = hands.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
     assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
-
-
-def test_a_cancel_knows_of_a_run_for_an_older_deadline_whose_worker_fell_silent(hands: Pair) -> None:
-    worker, other = hands
-    job_id = worker.begin_one()
-    later = in_five_minutes()
-    assert hands.center.reschedule(job_id, action_time=later) is RescheduleOutcome.MAY_HAVE_STARTED
-    worker.sleep()
-    other.reclaim()
-    row = hands.row(job_id)
-    assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0), (
-        "charged to the new deadline"
-    )
-    assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
-    worker.end()  # awake again

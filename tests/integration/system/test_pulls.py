@@ -426,17 +426,12 @@ ROUNDS = 40
 @pytest.mark.timeout(600)
 def test_no_wake_up_is_lost_among_many_pulls(system: System) -> None:
     """Two processes' pulls come and go on shared topics, while others wait alone for one task each."""
-    crowd(system, TOPICS, ROUNDS)
-
-
-def crowd(system: System, topics: int, rounds: int) -> int:
-    """Run ``rounds`` for each topic; return how many tasks were handed out. Half of the topics are shared."""
     center = system.center
-    names = [f"test.crowd{number}" for number in range(topics)]
+    names = [f"test.crowd{number}" for number in range(TOPICS)]
     for number, name in enumerate(names):
         center.store.topics.create(Topic(name, 30 + number, 4, delivery=Delivery.PULL, max_runtime=120))
     center.catalog.refresh()
-    shared, lonely = names[: topics // 2], names[topics // 2 :]
+    shared, lonely = names[: TOPICS // 2], names[TOPICS // 2 :]
     dice = random.Random(1)
     submitted: set[int] = set()
     got: list[int] = []
@@ -465,7 +460,7 @@ def crowd(system: System, topics: int, rounds: int) -> int:
             await asyncio.sleep(dice.random() / 50)
 
     async def wait_alone(pulls: Pulls, name: str) -> None:
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             call = asyncio.create_task(pulls.pull([name], wait=LONG, ttr=LONG))
             await asyncio.sleep(dice.random() / 20)
             (job_id,) = await asyncio.to_thread(submit, name, 1)
@@ -474,7 +469,7 @@ def crowd(system: System, topics: int, rounds: int) -> int:
             await settle(pulls, some)
 
     async def feed() -> None:
-        for _ in range(rounds):
+        for _ in range(ROUNDS):
             for name in shared:
                 await asyncio.to_thread(submit, name, dice.randint(1, 3))
             await asyncio.sleep(dice.random() / 10)
@@ -493,4 +488,3 @@ def crowd(system: System, topics: int, rounds: int) -> int:
 
     asyncio.run(steps())
     assert sorted(got) == sorted(submitted), "each once"
-    return len(got)

@@ -31,19 +31,12 @@ from toc.model.minute import MINUTE_MS
 from toc.model.topic import TopicType
 from toc.observe.metrics import METRICS
 from toc.observe.tracing import Tracing, is_traced, trace_id
-from toc.operate import due
 from toc.operate.due import hour, lateness_record
-from toc.operate.operation import Doing, Record
+from toc.operate.operation import Record
 
 # What comes due when, as operators see it: at the command line, over HTTP, with and without an index.
 
 SYNC, ASYNC = "test.sync", "test.async"
-
-
-def told(center: TimeoutCenter, **values: Any) -> Record:
-    """What an operator of the host is told."""
-    record: Record = due.show.perform(Doing(center, "test", due.show.right), values)
-    return record
 
 
 def last_hour(system: System) -> Record:
@@ -55,36 +48,6 @@ def last_hour(system: System) -> Record:
 def submit(system: System, topic: str, *delays: float) -> None:
     tasks = [NewTask(topic, biz_id=number, delay=delay) for number, delay in enumerate(delays)]
     system.center.submit_many(tasks)
-
-
-@pytest.mark.parametrize("kind", ["system", "alone"])
-def test_a_running_worker_counts_what_is_pending(kind: str, request: pytest.FixtureRequest) -> None:
-    system: System = request.getfixturevalue(kind)
-    system.create_topics()
-    submit(system, SYNC, 1800, 1800, 5400, 3 * 86400, 30 * 86400)
-    submit(system, ASYNC, 1800)
-    found = told(system.center)
-    assert len(found["missing"]) == system.settings.tables
-    assert {one["error"] for one in found["missing"]} == {"no worker has counted it yet"}
-    system.start("h1")
-    system.wait(lambda: not told(system.center)["missing"], "every table is counted", 60)
-    found = told(system.center)
-    assert [(one["topic"], *(one[key] for key in KEYS)) for one in found["topics"]] == [
-        (SYNC, 0, 2, 3, 4, 1),
-        (ASYNC, 0, 1, 1, 1, 0),
-    ]
-    assert tuple(found["total"][key] for key in KEYS) == (0, 3, 4, 5, 1)
-    assert sum(found["total"]["minutes"]) == 3
-    assert sum(found["total"]["hours"]) == 5
-    assert {part: 0 <= age["oldest"] < 600 for part, age in found["ages"].items()} == {
-        "minutes": True, "hours": True,
-    }  # fmt: skip
-    one = told(system.center, topic=ASYNC)
-    assert [each["topic"] for each in one["topics"]] == [ASYNC]
-    assert one["total"]["hour"] == 1
-
-
-KEYS = ("overdue", "hour", "day", "week", "later")
 
 
 def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:

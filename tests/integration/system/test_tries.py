@@ -10,7 +10,7 @@ import pytest
 from harness.metrics import ANY_ADDRESS, samples
 from harness.patience import in_a_moment
 from harness.rows import known
-from harness.system import System, buried
+from harness.system import System
 
 from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
@@ -194,40 +194,6 @@ def test_tasks_expire_without_redis(system: System, clean_redis: RedisServer) ->
 
 
 # Tasks that kill the process that runs them: they end alone, and nobody dies of them.
-
-
-@pytest.mark.parametrize("topic", ["test.sync", "test.async", "test.batch"])
-def test_a_task_that_kills_every_process_is_dead_after_a_run_alone(system: System, topic: str) -> None:
-    system.create_topics(slots=2)
-    daemon = system.start(processes=1)
-    center = system.center
-    poison = center.submit(topic, biz_id=0, delay=0.5, attribute={"die": 99})
-    neighbours = center.submit_many(
-        [NewTask(topic, n, 0.5, attribute={"sleep": 0.1, "fail": n % 2}) for n in range(40)]
-    )
-    system.wait(lambda: system.row(poison).status == TaskStatus.DEAD, "the culprit is dead", 30)
-    row = system.row(poison)
-    starts = system.starts(poison)
-    # Three times with its worker, then alone; once more if that process had run a neighbour before.
-    assert [start.attempt for start in starts[:4]] == [1, 2, 3, 4]
-    assert 4 <= len(starts) <= 5
-    assert (row.attempts, row.crashes) == (4, len(starts))
-    assert row.last_error == (
-        f"its handler ended its process {len(starts)} times, the last time alone (signal 9)"
-    )
-    slot = center.catalog.get(topic).slot(row.slot_crc)
-    system.wait(lambda: poison in buried(center, [slot]), "it is in the DeadQueue", 30)
-    system.wait(
-        lambda: all(system.row(job_id).status == TaskStatus.PROCESSED for job_id in neighbours),
-        "every neighbour has ended well",
-        30,
-    )
-    system.wait(lambda: len(daemon.workers()) == 1, "the process of the runs alone has left", 10)
-    assert daemon.workers()[0] != starts[-1].pid
-    text = daemon.log.read_text()
-    assert text.count("worker_died") == 3
-    assert "task_quarantined" in text
-    assert "task_dead" in text
 
 
 def test_a_handler_that_runs_alone_may_raise_retry_and_dead(system: System) -> None:

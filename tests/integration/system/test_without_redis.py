@@ -6,13 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 from harness.metrics import ANY_ADDRESS, samples
-from harness.rows import known
-from harness.system import DaemonProcess, System
+from harness.system import System
 
 from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus
-from toc.model.clock import to_ms
-from toc.model.topic import Slot
 from toc.operate import doctor
 
 # Life without Redis: due tasks go on, none runs twice, and the way back is found by itself.
@@ -37,26 +34,23 @@ def outage(redis: RedisServer) -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_what_ran_when_redis_vanished_is_written_once(running: System, clean_redis: RedisServer) -> None:
+def test_what_runs_begins_or_dies_while_redis_is_away_is_written_once(
+    running: System, clean_redis: RedisServer
+) -> None:
     center = running.center
     job_ids = [center.submit("test.sync", biz_id=n, delay=0.05, attribute={"sleep": 4}) for n in range(4)]
+    long = center.submit("test.sync", biz_id=5, delay=2, attribute={"sleep": 8})
     running.wait(lambda: len(running.history()) >= 5, "they run", 5)
     with outage(clean_redis):
-        running.wait(lambda: not running.pending(job_ids), "they have ended", 15)
+        doomed = center.submit("test.sync", biz_id=2, delay=0.5, attribute={"dead": True})
+        running.wait(lambda: bool(running.starts(long)), "the long one has begun", 10)
+        running.wait(lambda: not running.pending([*job_ids, doomed]), "the others have ended", 15)
+    running.wait(lambda: not running.pending([long]), "it has ended, with Redis", 20)
     running.wait(lambda: _index_empty(running), "their entries are gone", 15)
-    assert running.not_run_once(job_ids) == {}
-
-
-@pytest.mark.slow
-def test_a_long_try_that_began_without_redis_goes_on_after(running: System, clean_redis: RedisServer) -> None:
-    center = running.center
-    job_id = center.submit("test.sync", biz_id=1, delay=2, attribute={"sleep": 8})
-    with outage(clean_redis):
-        running.wait(lambda: bool(running.starts(job_id)), "it has begun", 10)
-    running.wait(lambda: running.row(job_id).status == TaskStatus.PROCESSED, "it has ended", 20)
-    running.wait(lambda: _index_empty(running), "its entry is gone", 15)
-    assert len(running.starts(job_id)) == 1
-    assert running.row(job_id).crashes == 0
+    assert running.not_run_once([*job_ids, long]) == {}
+    assert (running.row(long).crashes, running.row(doomed).status) == (0, TaskStatus.DEAD)
+    running.wait(lambda: _dead(running) == 1, "the dead one is listed", 90)
+    assert len(running.starts(doomed)) == 1
 
 
 @pytest.mark.slow
@@ -72,15 +66,6 @@ def test_an_empty_redis_after_an_outage_runs_nothing_twice(running: System, clea
             path.unlink()
     running.wait(lambda: not running.pending([*job_ids, later]), "all have ended", 40)
     assert running.not_run_once([*job_ids, later]) == {}
-
-
-@pytest.mark.slow
-def test_the_dead_of_an_outage_are_listed_after_it(running: System, clean_redis: RedisServer) -> None:
-    with outage(clean_redis):
-        doomed = running.center.submit("test.sync", biz_id=2, delay=0.5, attribute={"dead": True})
-        running.wait(lambda: running.row(doomed).status == TaskStatus.DEAD, "it is dead", 15)
-    running.wait(lambda: _dead(running) == 1, "the dead one is listed", 90)
-    assert len(running.starts(doomed)) == 1
 
 
 def test_a_worker_that_dies_without_redis_has_its_tries_run_again_at_once(
@@ -127,43 +112,3 @@ def _index_empty(system: System) -> bool:
 
 def _dead(system: System) -> int:
     return sum(peek.dead for peek in system.peeks())
-
-
-# Redis loses data under running workers: it is noticed, put back soonest first, and recorded.
-
-
-def claims(system: System) -> set[str]:
-    found = system.center.queues.claims(system.slots()).values()
-    return {worker for held in found if isinstance(held, dict) for worker in held.values()}
-
-
-@pytest.fixture
-def recorded(system: System) -> System:
-    """Two processes; their index is recorded as whole."""
-    system.create_topics()
-    system.start()
-    system.wait(system.whole, "the first generation is recorded", 15)
-    return system
-
-
-def test_vanished_keys_of_a_slot_are_noticed_by_its_owner(recorded: System, clean_redis: RedisServer) -> None:
-    recorded.center.submit_many([NewTask("test.sync", n, 600) for n in range(500)])
-    keys = recorded.center.queues.keys(Slot("test.sync", 3))
-    held = claims(recorded)
-    clean_redis.call("DEL", keys.store, keys.generation, keys.claims)
-    (daemon,) = recorded.daemons
-    recorded.wait(lambda: bool(_lines(daemon, "index_lost_data")), "it is noticed", 5)
-    recorded.wait(recorded.whole, "it is recorded again", 15)
-    assert claims(recorded) == held
-
-
-def _lines(daemon: DaemonProcess, about: str) -> list[str]:
-    return [line for line in daemon.log.read_text().splitlines() if about in line]
-
-
-def test_the_due_time_of_a_flushed_task_is_kept(recorded: System, clean_redis: RedisServer) -> None:
-    job_id = recorded.center.submit("test.sync", biz_id=1, delay=5)
-    task = known(recorded.center.get(job_id))
-    clean_redis.call("FLUSHALL")
-    recorded.wait(lambda: bool(recorded.starts(job_id)), "it has run", 10)
-    assert recorded.starts(job_id)[0].at / 1e6 >= to_ms(task.action_time)
