@@ -3,7 +3,7 @@
 When a process dies, every task that runs there is charged a crash (``crashes`` on the row), because nobody
 can tell the culprit from the others. So is a task whose try another handler has broken off (``Disturbed``).
 After ``limit`` crashes in a row, the worker that takes it puts it off and names it to its daemon. The daemon
-(``daemon/alone``) starts one more worker process, without slots and with a single thread, and passes it one
+(``daemon/supervisor``) starts one more worker process, without slots and with a single thread, and passes it one
 such task after the other, because most suspects are innocent:
 
     it returns                  it is processed, as usual
@@ -49,7 +49,7 @@ MAX_UNSEEN = 5
 crashes that another task causes minutes to end."""
 ALONE = "it runs alone, since every worker that ran it died or fell silent"
 """The last error of a task while it runs alone, and if that run's end was not observed."""
-BROKEN_OFF = "its worker stopped while it ran alone"
+BROKEN_OFF = "its run alone was broken off, or could not begin"
 OVER_SECONDS = 0.01
 """How often to look whether a run alone is over."""
 
@@ -128,6 +128,8 @@ class RunsAlone:
         if self._entry is not None:
             if self.tools.inflight.get(self._entry.job_id) is not None or not self.finisher.idle:
                 return OVER_SECONDS
+            if not self._entry.started:  # paused meanwhile, or without its lease or body
+                self.take_back([self._entry])
             self._entry = None  # what stands in the index is put right by the row check, when it comes due
         elif self._passed:
             suspect, how = self._passed.popleft()
@@ -154,7 +156,8 @@ class RunsAlone:
         if row is None or row.status != TaskStatus.PENDING or _suspect(row, suspect.slot) != suspect:
             return None
         waits = row.lease > 0 or row.action_time > now or has_expired(row.expires_at, now)
-        return None if waits or suspect.slot.topic not in self.tools.catalog.known() else row
+        topic = self.tools.catalog.known().get(suspect.slot.topic)
+        return None if waits or topic is None or not self.tools.handlers[topic.name].serves(topic) else row
 
     def _begin(self, suspect: Suspect, row: TryRow, how: str) -> Entry:
         """Hold the task, and begin a run, or write that it is guilty."""

@@ -13,6 +13,7 @@ from harness.system import NewSystem
 from benchmarks.local import MariaDB, RedisServer
 from toc import TaskStatus
 from toc.model.errors import StoreUnavailable
+from toc.model.topic import Delivery
 from toc.model.verdict import Failure
 from toc.store.servers.shards import Answers, Trouble
 from toc.store.tasks.batch import Guard
@@ -292,15 +293,22 @@ def test_what_is_refused_a_lease_asks_again_soon(hands: Pair) -> None:
     first.end_and_finish()
 
 
+def suspected(hands: Pair) -> Suspect:
+    """A due task that as many workers have not survived as it takes."""
+    job_id = submit_due(hands.system)
+    row, limit = hands.row(job_id), hands.system.settings.max_crashes
+    crashed = Failure(job_id, row.version, 0, 0, 0, limit, row.next_time, None)
+    assert hands.system.center.store.fail([crashed]) == {job_id: Guard.APPLIED}
+    return Suspect(job_id, SLOT, row.version, 0, limit)
+
+
 def test_a_run_alone_is_counted_and_keeps_its_lease(hands: Pair) -> None:
     """It has no fence, so it could take no first lease once it runs."""
     worker, other = hands
-    job_id = submit_due(hands.system)
-    row, limit = hands.row(job_id), hands.system.settings.max_crashes
-    suspected = Failure(job_id, row.version, 0, 0, 0, limit, row.next_time, None)
-    assert worker.store.fail([suspected]) == {job_id: Guard.APPLIED}
+    suspect = suspected(hands)
+    job_id, limit = suspect.job_id, suspect.crashes
     alone = worker.worker.alone
-    alone.take(Suspect(job_id, SLOT, row.version, 0, limit), "")
+    alone.take(suspect, "")
     alone.run_once()
     worker.start_and_wait()
     entry = worker.held(job_id)
@@ -310,6 +318,34 @@ def test_a_run_alone_is_counted_and_keeps_its_lease(hands: Pair) -> None:
     assert entry.lease.until > 0
     assert taken(other.store.leases, {job_id: 30}) == set()
     worker.end_well(job_id)
+
+
+@pytest.mark.parametrize("what", ["paused", "paused in between", "pulled"])
+def test_a_suspect_whose_topic_is_paused_or_delivered_otherwise_does_not_run_alone(
+    hands: Pair, what: str
+) -> None:
+    worker, _ = hands
+    suspect, topics = suspected(hands), hands.system.center.store.topics
+
+    def change() -> None:
+        topics.alter(TOPIC, paused=True)
+        if what == "pulled":
+            assert topics.deliver(TOPIC, topics.get_with_version(TOPIC)[1], Delivery.PULL)
+            topics.alter(TOPIC, paused=False)
+        worker.dispatcher.follow_topics()
+
+    if what == "paused in between":
+        meanwhile(hands.patch, worker.store.leases, "take", change)
+    else:
+        change()
+    alone = worker.worker.alone
+    alone.take(suspect, "")
+    alone.run_once()
+    worker.start()
+    worker.await_gone(suspect.job_id)
+    alone.run_once()
+    row = hands.row(suspect.job_id)
+    assert (worker.runs, row.attempts, row.crashes) == ([], 0, suspect.crashes)
 
 
 def test_only_who_has_owned_the_slot_for_long_takes_a_first_lease_without_redis(hands: Pair) -> None:

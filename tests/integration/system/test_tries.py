@@ -19,6 +19,7 @@ from toc.model.task import UNLIMITED
 from toc.model.topic import Backoff
 from toc.model.verdict import Failure, try_as_read
 from toc.operate.bulk_jobs import redrive
+from toc.operate.cluster import open_operator
 from toc.store.tasks.batch import Guard
 from toc.worker.quarantine import ALONE, MAX_UNSEEN
 
@@ -247,6 +248,29 @@ def test_only_a_process_that_ran_nothing_before_convicts(system: System) -> None
     shared, alone = system.starts(culprit)
     assert once.pid == shared.pid != alone.pid
     assert "worker_died" not in daemon.log.read_text()
+
+
+def test_suspects_of_a_host_that_is_drained_run_on_another(cluster: System) -> None:
+    cluster.create_topics()
+    enough = cluster.directory / "enough"
+    jobs = {_suspect(cluster, "test.sync", biz_id=n, until=str(enough)) for n in (1, 2)}
+    daemon = cluster.start("host-a", processes=1)
+    cluster.wait(lambda: bool(cluster.history()), "one runs", 30)
+    first = cluster.history()[0].job_id
+    (second,) = jobs - {first}
+    before = cluster.row(second).action_time
+    cluster.wait(lambda: cluster.row(second).next_time > before + 1000, "the other is put off, and named", 30)
+    with open_operator(cluster.settings) as operator:
+        operator.want("drain", "host-a", by="ann")
+        cluster.wait(lambda: not any(row.owned for row in operator.workers()), "it is drained", 30)
+    enough.touch()
+    cluster.wait(lambda: len(daemon.workers()) == 1, "the process of the runs alone has left", 30)
+    assert [cluster.row(job_id).status for job_id in (first, second)] == [
+        TaskStatus.PROCESSED,
+        TaskStatus.PENDING,
+    ]
+    cluster.start("host-b", processes=1)
+    cluster.wait(lambda: cluster.row(second).status == TaskStatus.PROCESSED, "it has run elsewhere", 60)
 
 
 def test_sigterm_lets_a_run_alone_end_and_a_second_gives_it_back_uncharged(system: System) -> None:

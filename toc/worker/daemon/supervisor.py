@@ -239,11 +239,12 @@ class Daemon(Keeper[WorkerProcess]):
         if self._stop_at is not None:
             return
         child = next((one for one in self._children.values() if one.index == self._alone_index), None)
+        drained = self._slots.coordinator.drained()
         if child is None:
-            if self._alone.starts():
+            if not drained and self._alone.starts():
                 self._spawn(self._alone_index)
         elif child.heard and not child.leaving:
-            if (passed := self._alone.next()) is not None:
+            if not drained and (passed := self._alone.next()) is not None:
                 child.link.send("dead", workers=sorted(self._slots.dead))
                 child.link.send("run", suspect=passed[0], how=passed[1])
             elif self._alone.idle():
