@@ -239,7 +239,6 @@ class ZooKeeperCoordinator(Coordinator):
             action()
         except CoordinationUnavailable as exc:
             self._interrupted(exc)
-            self._on_change()
 
     def _interrupted(self, error: CoordinationUnavailable) -> None:
         log.warning("coordination_interrupted", reason=str(error))

@@ -15,6 +15,7 @@ from harness.clocks import PushedClock
 from harness.coordination import Driven
 from harness.rows import known
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # kazoo has no type information
+from kazoo.security import ACL, Permissions  # type: ignore[import-untyped]  # kazoo has no type information
 
 from benchmarks.local import ZooKeeper
 from toc.coordination import leader, session
@@ -440,6 +441,21 @@ def test_a_workers_node_that_somebody_overwrites_is_written_again(daemons: Daemo
         daemons.onlooker.set(path, value)
         daemons.until(lambda: daemons.onlooker.get(path)[0] == written)
     assert daemons.holders() == before
+
+
+def test_a_claim_that_zookeeper_refuses_is_not_made_again_at_once(daemons: Daemons) -> None:
+    one = daemons.start("a")
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+    slot, path = min(one.slots), f"/toc/{daemons.cluster}/slots"
+    one.coordinator.release("a-0", [slot])
+    one.coordinator.step()
+    before, _ = daemons.onlooker.get_acls(path)
+    daemons.onlooker.set_acls(path, [ACL(Permissions.READ | Permissions.ADMIN, before[0].id)])
+    one.woken.clear()
+    assert one.coordinator.claim("a-0", [slot]) == set()
+    assert not one.woken.is_set()
+    daemons.onlooker.set_acls(path, before)
+    daemons.until(lambda: daemons.calm() and daemons.settled())
 
 
 def test_an_assignment_to_nobody_that_somebody_writes_does_not_stand(daemons: Daemons) -> None:
