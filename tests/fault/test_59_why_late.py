@@ -108,6 +108,17 @@ def threads(case: Case) -> tuple[System, list[int]]:
     return system, run(system, submit(system, TASKS + 20, spread=0, sleep=0.3))
 
 
+def event_loop(case: Case) -> tuple[System, list[int]]:
+    system = case.build()
+    daemon = system.start(processes=1, app="fault.apps.hostile:center")
+    submit(system, 1, ASYNC, ahead=0.2, deed="block the event loop")
+    time.sleep(0.5)
+    job_ids = submit(system, TASKS, ASYNC)
+    system.wait(lambda: bool(daemon.events("event_loop_blocked")), "it is said that it blocks", 10)
+    (system.directory / "released").touch()
+    return system, run(system, job_ids)
+
+
 def no_owner(case: Case) -> tuple[System, list[int]]:
     system = begin(case, start=False)
     job_ids = submit(system, TASKS)
@@ -330,6 +341,7 @@ Inject = Callable[[Case], tuple[System, list[int]]]
 ALONE: Sequence[tuple[Inject, Cause]] = [
     (paused, Cause.PAUSED), (backlog, Cause.BACKLOG), (concurrency, Cause.CONCURRENCY),
     (concurrency_of_coroutines, Cause.CONCURRENCY), (threads, Cause.THREADS),
+    (event_loop, Cause.EVENT_LOOP),
     (no_owner, Cause.NO_OWNER), (redis, Cause.REDIS), (database, Cause.DATABASE),
     (database_slow, Cause.DATABASE), (backoff, Cause.BACKOFF), (resume_rate, Cause.RESUME_RATE),
     (clock_behind, Cause.CLOCK), (clock_ahead, Cause.CLOCK), (clock_set_forward, Cause.CLOCK),

@@ -70,7 +70,7 @@ def dev(
     directory: Path = option("DIR", "Where to keep all files, also after the end.", default=Path(".toc")),
     redis: bool = flag("--redis", "Start a private Redis too, for milliseconds always."),
     debug: bool = flag(
-        "--debug", "Run handlers here, one at a time: breakpoint() works, and uses up no try."
+        "--debug", "Run handlers here, one at a time, however long: breakpoint() works, and uses up no try."
     ),
 ) -> None:
     """Run all that an application needs until Ctrl-C, to develop it. Tasks are kept in an SQLite file.
@@ -166,7 +166,7 @@ def _debug(app: str, announce: Callable[[], None]) -> int:
     sys.stdout, sys.stderr = (open(number, "w", 1, closefd=False) for number in (1, 2))  # noqa: SIM115
     _sync_topics(app)
     announce()
-    tell(center := load_app(app))
+    tell(center := load_app(app), limited=False)
     with contextlib.suppress(KeyboardInterrupt), center.worker(threads=1) as worker:
         worker.ready.wait()
         tell_ready(center.handlers)
@@ -217,9 +217,19 @@ def _gateway(settings: Settings) -> SideProcesses | None:
 
 def _sync_topics(app: str) -> None:
     from toc.cli.setup import synced
+    from toc.model.task import TaskStatus
+    from toc.model.topic import Delivery
+    from toc.store.tasks.select import Selection
+    from toc.worker.app import load_app
 
     for step in synced(app):
         if step.refused:
             say(f"topic {step.topic} stays as it is: {step.refused}")
         elif step.action != "none":
             say(f"{step.action.removesuffix('e')}ed topic {step.topic}: {step.changes_text()}")
+    with load_app(app) as center:
+        for topic in center.store.topics.list():
+            if topic.delivery is Delivery.HANDLER and topic.name not in center.handlers:
+                waiting = Selection(TaskStatus.PENDING, biz_types=[topic.biz_type])
+                if count := center.store.selections.count(waiting):
+                    say(f"topic {topic.name}: {count} tasks are pending, and the app has no handler for it")

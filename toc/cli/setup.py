@@ -188,7 +188,11 @@ def synced(app: str, *, dry_run: bool = False) -> list[Step]:
     load_settings(daemon=not dry_run)
     with load_app(app) as center:
         perform = None if dry_run else lambda what, **values: act(what, center, **values)
-        return topics.sync_topics(center, center.declared(), perform)
+        steps = topics.sync_topics(center, center.declared(), perform)
+    for step in steps:
+        if step.kept:
+            say(f"topic {step.topic} keeps {step.kept}, which code does not name")
+    return steps
 
 
 def key() -> None:

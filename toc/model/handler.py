@@ -33,6 +33,10 @@ class Handler:
     waiting_remotely: Callable[[], int] | None = None
     made_of: Any = None
     """What the application holds in its stead."""
+    limited: bool = True
+    """Whether max_runtime ends its tries; a developer at a breakpoint takes longer."""
+    overran: Callable[[int, str], None] | None = None
+    """Told of a job_id whose try has failed because of that while the handler runs on, and why."""
 
     def serves(self, topic: Topic) -> bool:
         """Whether tasks of ``topic`` may start here: it is not paused, and they are delivered this way."""

@@ -45,6 +45,7 @@ class Cause(StrEnum):
     RESUME_RATE = "resume_rate"
     CONCURRENCY = "concurrency"
     THREADS = "threads"
+    EVENT_LOOP = "event_loop"
     BACKLOG = "backlog"
     NO_CONSUMER = "no_consumer"
     TTR = "ttr"
@@ -72,6 +73,7 @@ CAUSES: dict[Cause, About] = {  # where several hold at once, the first of them 
     Cause.RESUME_RATE: About("the rate of the resume held it back", "toc topic resume TOPIC --rate 0"),
     Cause.CONCURRENCY: About("the topic's concurrency was used up", "toc topic alter TOPIC --concurrency N"),
     Cause.THREADS: About("all handler threads were busy", "more TOC_THREADS, or shorter handlers"),
+    Cause.EVENT_LOOP: About("a coroutine blocked the event loop", "asyncio.to_thread for what blocks"),
     Cause.BACKLOG: About("more was due than could start at once", "more hosts, or spread the due times"),
     Cause.NO_CONSUMER: About("no consumer asked for it", "start consumers of TOPIC"),
     Cause.TTR: About("a consumer had it and did not answer", "a shorter ttr, or look at that consumer"),

@@ -25,6 +25,8 @@ PATIENCE_MS = 3_600_000
 long as a rolling deploy may take."""
 AGAIN_MS, MOST_MS = 1000, 60_000
 """When it is looked at again: after as long as it is late already, at least and at most this."""
+EXAMPLES = {"string": "a", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
+"""By the type of JSON schema."""
 SHOWN = 3
 """How many of the fields that do not fit are told."""
 
@@ -78,6 +80,18 @@ class Payload(Generic[T]):
         except InvalidAttribute:  # it is too long
             return {"body": text, "content_type": JSON}
         return {"attribute": attribute}
+
+    def example(self) -> str | None:
+        """Return a payload's JSON with a value by type for each field that it requires; None if that is no
+        payload."""
+        try:
+            schema = self._adapter.json_schema()
+            types = {name: schema["properties"][name].get("type") for name in schema.get("required", [])}
+            text = json.dumps({name: EXAMPLES.get(kind) for name, kind in types.items()})
+            self._adapter.validate_json(text)
+        except Exception:  # a type of the application's, which JSON's schema or an example cannot tell
+            return None
+        return text
 
     def read(self, task: Task) -> T:
         """Return the payload of a task. Raises InvalidPayload, which quotes nothing of it."""

@@ -376,7 +376,8 @@ def delete(doing: Doing, topic: str) -> Record:
 
 
 class Step(NamedTuple):
-    """What becomes of one declared topic: ``refused`` tells the error that it meets, or would meet."""
+    """What becomes of one declared topic: ``refused`` tells the error that it meets, or would meet; ``kept``
+    what code does not name and is not the default."""
 
     topic: str
     action: str
@@ -384,6 +385,7 @@ class Step(NamedTuple):
     changes: dict[str, Any]
     was: dict[str, Any]
     refused: str = ""
+    kept: str = ""
 
     def changes_text(self) -> str:
         """Return the changes in a line."""
@@ -421,7 +423,7 @@ def _synced(
     else:
         changes = one.changes(topic)
         was = {name: getattr(topic, name) for name in changes}
-        step = Step(one.name, "alter" if changes else "none", changes, was)
+        step = Step(one.name, "alter" if changes else "none", changes, was, kept=one.kept(topic))
     try:
         if topic is None:
             check_new(center, made, typed="biz_type" in step.changes)

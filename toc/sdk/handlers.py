@@ -152,6 +152,10 @@ class Handled(Generic[T, P, R, S_co]):
             raise InvalidPayload(f"submit of the handler of {self.topic!r} takes {takes}")
         return {} if self._payload is None else self._payload.fields(payload[0])
 
+    def example(self) -> str | None:
+        """Return an attribute, as JSON, that the handler can read: "" for none, or None."""
+        return "" if self._payload is None else self._payload.example()
+
     def payload(self, task: Task) -> T:
         """Return the payload of a task of this topic. Raises InvalidPayload."""
         if self._payload is None:

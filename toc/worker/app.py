@@ -77,12 +77,15 @@ def skip_breakpoints() -> None:
         sys.breakpointhook = skip
 
 
-def tell(center: TimeoutCenter) -> None:
-    """Have the worker of a center, which does not run yet, tell a developer what becomes of each task."""
+def tell(center: TimeoutCenter, *, limited: bool = True) -> None:
+    """Have the worker of a center, which does not run yet, tell a developer what becomes of each task.
+
+    Unless it is ``limited``, no try exceeds max_runtime.
+    """
     # Others who load an application need not have it.
     from toc.worker.run.wrapped import tell_death, told
 
-    center.handlers = {topic: told(handler) for topic, handler in center.handlers.items()}
+    center.handlers = {topic: told(handler, limited=limited) for topic, handler in center.handlers.items()}
     center.on_dead(tell_death)
 
 

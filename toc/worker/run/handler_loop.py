@@ -23,6 +23,7 @@ from toc.model.handler import Handler
 from toc.model.lateness import Cause
 from toc.model.raised import Delivered, Disturbed
 from toc.model.topic import Slot
+from toc.observe.holdups import SLOW_SECONDS
 from toc.observe.log import get_logger
 from toc.worker import guards
 from toc.worker.entry import Crowd, Entry
@@ -139,6 +140,7 @@ class HandlerLoop:
         self._thread = watched_thread(NAME, self._run, lambda: self._closed)
         self._answered = True
         """Whether the event loop has answered what ``look`` asked."""
+        self._asked_at = self._answered_at = 0.0
         self._silent = 0
         """Looks in a row at which it had not."""
 
@@ -194,6 +196,10 @@ class HandlerLoop:
     def crowd(self, topic: str) -> Crowd:
         """What keeps entries of a topic from running sooner."""
         line = self.lines[topic]
+        now = self._clock.monotonic()
+        until = self._answered_at if self._answered else now
+        if until - self._asked_at > SLOW_SECONDS and now - until < SLOW_SECONDS:
+            return Cause.EVENT_LOOP, f"it did not answer for {until - self._asked_at:.1f} s"
         crowd = line.crowd(line.most_running(), self._calls.concurrency(topic))
         if line.waiting_remotely is not None and line.running >= AHEAD // 2:
             return Cause.TARGET, f"{line.running} requests run or wait for targets"
@@ -219,8 +225,12 @@ class HandlerLoop:
             return
         self._silent = 0
         if any(line.taken for line in self.lines.values()):
-            self._answered = False
-            self._loop.call_soon_threadsafe(setattr, self, "_answered", True)
+            self._answered, self._asked_at = False, self._clock.monotonic()
+            self._loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        self._answered_at = self._clock.monotonic()
+        self._answered = True
 
     def _culprit(self) -> dict[str, object]:
         """Return what blocks the event loop: the stack, and the task if its own coroutine runs (not a child

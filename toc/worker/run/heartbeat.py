@@ -43,8 +43,9 @@ class Heartbeat:
         for entry in self.tools.inflight.snapshot():
             if entry.fenced and now - entry.kept > entry.topic.prepare_timeout / 3:
                 aging.setdefault(entry.slot, []).append(entry)
-            if entry.state is State.RUNS and now - entry.started > entry.topic.max_runtime:
-                self._end(entry, now)
+            runs = entry.state is State.RUNS and entry.handler.limited
+            if runs and (overtime := now - entry.started - entry.topic.max_runtime) > 0:
+                self._end(entry, overtime)
         if aging:
             self._extend(aging, now)
         return TICK_SECONDS
@@ -70,12 +71,14 @@ class Heartbeat:
         if failures:
             log.warning("not_kept_alive", slots=len(failures), error=str(failures[0]))
 
-    def _end(self, entry: Entry, now: float) -> None:
-        overtime = now - entry.started - entry.topic.max_runtime
+    def _end(self, entry: Entry, overtime: float) -> None:
         if entry.handler.is_async and overtime < CLEAN_UP_SECONDS:
             self.dispatcher.event_loop.cancel(entry)
             return
         log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name)
         self.tools.recycle("a handler ran longer than max_runtime")
         if self.tools.inflight.settle(entry):
-            self.finisher.ended(entry, overran(entry.topic.max_runtime))
+            error = overran(entry.topic.max_runtime)
+            if entry.handler.overran is not None:
+                entry.handler.overran(entry.job_id, error.text)
+            self.finisher.ended(entry, error)

@@ -6,11 +6,12 @@ The latter is for ``toc dev`` alone: unlike the log, it quotes errors, which may
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 import traceback
 from bdb import BdbQuit
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -59,18 +60,34 @@ def _checked(outcome: Any, given: Any, failed: Callable[..., None] | None) -> An
     return outcome
 
 
-def told(handler: Handler) -> Handler:
-    """The handler, wrapped so that each try is told. One that is left at a breakpoint uses up nothing."""
-    return surrounded(handler, _trying, _trying_many)
+def told(handler: Handler, *, limited: bool) -> Handler:
+    """The handler, wrapped so that each try is told, and ``limited`` by max_runtime or not. One that is left
+    at a breakpoint uses up nothing."""
+    return replace(surrounded(handler, _trying, _trying_many), limited=limited, overran=_overran)
 
 
-def tell_ready(topics: Iterable[str]) -> None:
-    """Tell that handlers of these topics are ready, and what to do next."""
-    first, *others = sorted(topics)
-    _write(
-        f"ready: {', '.join((first, *others))}\n"
-        f"  try it, after the export above: toc submit {first} --biz-id 1 --delay 5s\n"
-    )
+_running: dict[int, Task] = {}
+"""By job_id, the tasks whose handler runs and whose try has not failed meanwhile."""
+
+
+def _overran(job_id: int, why: str) -> None:
+    if (task := _running.pop(job_id, None)) is not None:
+        _tell("failed", task, f"try {task.attempt}: {why}")
+
+
+def tell_ready(handlers: Mapping[str, Handler]) -> None:
+    """Tell that these are ready, and what to do next: submit a task that a handler can read."""
+    examples = {
+        topic: "" if handler.made_of is None else handler.made_of.example()
+        for topic, handler in handlers.items()
+    }
+    first = min(examples, key=lambda topic: (examples[topic] is None, topic))
+    how = f"toc submit {first} --biz-id 1 --delay 5s"
+    if example := examples[first]:
+        how += f" --attribute {shlex.quote(example)}"
+    elif example is None:
+        how = f"{handlers[first].made_of.__name__}.submit(...)"
+    _write(f"ready: {', '.join(sorted(handlers))}\n  try it, after the export above: {how}\n")
 
 
 def tell_death(task: Task, reason: str) -> None:
@@ -89,6 +106,7 @@ def _trying_many(tasks: Sequence[Task]) -> Iterator[Callable[[Mapping[int, BaseE
     for task in tasks:
         late = (datetime.now(UTC) - task.action_time).total_seconds()
         when = f"{_duration(late)} late" if task.attempt == 1 else f"try {task.attempt}"
+        _running[task.job_id] = task
         _tell("started", task, f"{when}, job_id {task.job_id}")
     began = time.monotonic()
     errors: dict[int, BaseException | None] = {}
@@ -103,7 +121,10 @@ def _trying_many(tasks: Sequence[Task]) -> Iterator[Callable[[Mapping[int, BaseE
     finally:
         took = _duration(time.monotonic() - began)
         for task in tasks:
-            if (error := errors.get(task.job_id)) is None:
+            error = errors.get(task.job_id)
+            if _running.pop(task.job_id, None) is None:
+                _tell("ended", task, f"after {took}, when its try had failed: this counts for nothing")
+            elif error is None:
                 _tell("processed", task, f"in {took}")
             elif isinstance(error, Postponed):
                 _tell("given back", task, f"after {took}: {error}")
