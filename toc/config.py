@@ -296,6 +296,8 @@ class Settings(BaseSettings):
     def need_database_urls(self) -> list[str]:
         """Return the servers of the task table. Raises ConfigError if none is set."""
         if not self.database_urls:
+            if "TOC_DATABASE_URL" in os.environ:
+                raise ConfigError("TOC_DATABASE_URL is not a setting; did you mean TOC_DATABASE_URLS?")
             raise ConfigError(
                 "TOC_DATABASE_URLS is not set, so there is no task table: set it (or write it into "
                 "toc.toml), or run `toc dev`, which starts everything here"

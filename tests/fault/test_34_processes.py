@@ -278,6 +278,7 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named_and_harms_no_handler_on
     told = daemon.events("event_loop_blocked")[0]
     assert (told["job_id"], told["topic"]) == (blocking, "test.async")
     assert "_block_the_event_loop" in told["stack"]
+    assert "handler_loop.py" not in told["stack"], "the application's own lines"
     held_up = system.late(coroutines)
     line.prove(held_up.most > 500, f"coroutines: {held_up}; handlers on threads: {late}")
     line.judge(system, within=10)

@@ -265,6 +265,19 @@ def test_a_try_that_ran_too_long_is_told_as_failed_and_never_as_processed(
     assert "processed" not in shown.all
 
 
+def test_of_a_handler_that_ends_its_process_the_begin_and_the_death_are_told(
+    tmp_path: Path, terminal: Callable[..., Terminal]
+) -> None:
+    program = PROGRAM.replace("retries=1", "retries=2, backoff='immediate'")
+    (tmp_path / "shop.py").write_text(program.format("import os; os._exit(3)"))
+    shown = terminal()
+    shown.await_text("ready: order.close")
+    shown.submit(1)
+    shown.await_text(
+        "started    order.close 1:", "worker_died", "dead       order.close 1: its handler ended its process"
+    )
+
+
 TYPED = """\
 from pydantic import BaseModel
 from toc import Task, TimeoutCenter

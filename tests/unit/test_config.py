@@ -178,6 +178,12 @@ def test_a_missing_server_says_what_to_set_or_run() -> None:
         Settings().need_database_urls()
 
 
+def test_the_name_without_its_last_letter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOC_DATABASE_URL", "mysql+pymysql://h")
+    with pytest.raises(ConfigError, match=r"did you mean TOC_DATABASE_URLS\?"):
+        Settings().need_database_urls()
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

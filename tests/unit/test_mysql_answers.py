@@ -251,7 +251,7 @@ def test_every_table_belongs_to_one_server() -> None:
 
 @pytest.mark.parametrize("url", [
     "sqlite://", "sqlite:///:memory:", "u:s3cret@h", "mysql+pymysql://u:s3cret@h:port",
-    ONE + "?ssl_cq=x", ONE + "?ssl_verify_identity=ture", ONE + "?ssl_ca=/nowhere/ca.pem",
+    ONE + "/s3cret", ONE + "?ssl_cq=x", ONE + "?ssl_verify_identity=ture", ONE + "?ssl_ca=/nowhere/ca.pem",
     ONE + "?ssl_disabled=true&ssl_disabled=false", "mysql+pymysql://u:pw@s3cret@h",
 ])  # fmt: skip
 def test_a_url_that_no_server_can_have_is_refused_without_showing_a_password(url: str) -> None:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,30 @@ def test_a_topic_that_nobody_handles_says_what_a_test_does(shop: Shop) -> None:
         shop.center.submit("order.cancel", biz_id=1, delay=10)
 
 
+def test_a_misspelt_topic_fails_the_test() -> None:
+    with Toc() as toc:
+        toc.use(Shop().center)
+        for call in (toc.fail, toc.refute_submitted, toc.tasks, lambda topic: toc.kill_worker(before=topic)):
+            with pytest.raises(InvalidInput, match=r"'order.clos'; did you mean 'order\.close'\?"):
+                call("order.clos")
+
+
+def _asking(ask: Callable[[Toc], object], error: BaseException | None = None) -> None:
+    with Toc() as toc:
+        toc.use(Shop().center)
+        ask(toc)
+        if error is not None:
+            raise error
+
+
+def test_a_fault_that_nothing_meets_fails_a_test_that_has_not_failed_otherwise() -> None:
+    for ask in (lambda toc: toc.fail("order.close"), lambda toc: toc.kill_worker(after="order.close")):
+        with pytest.raises(AssertionError, match=r"no try of 'order\.close'"):
+            _asking(ask)
+    with pytest.raises(ZeroDivisionError):
+        _asking(lambda toc: toc.fail("order.close"), ZeroDivisionError())
+
+
 def test_a_passed_deadline_runs_at_once_if_that_is_meant(toc: Toc, shop: Shop) -> None:
     long_ago = toc.now - timedelta(days=30)
     with pytest.raises(InvalidInput, match="past='run'"):
@@ -309,7 +334,6 @@ def test_afterwards_a_center_has_its_own_settings_again(monkeypatch: pytest.Monk
     center.handler("order.close")(print)
     with Toc() as toc:
         center.submit("order.close", biz_id=1, delay=1)
-        toc.fail("order.close")
         with pytest.raises(InvalidInput):
             toc.kill_worker()
     with pytest.raises(ConfigError):
@@ -377,7 +401,7 @@ def test_an_application_of_coroutines_is_tested_as_it_is() -> None:
         kit.use(center)
         asyncio.run(order(kit))
         kit.assert_submitted("member.remind", biz_id=1, due_in=60)
-        kit.advance("25h")  # and without a loop of the test's own
+        kit.advance("24h")  # and without a loop of the test's own
         assert len(reminded) == 2
         asyncio.run(center.close())
 

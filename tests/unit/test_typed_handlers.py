@@ -137,6 +137,9 @@ def test_what_does_not_fit_is_refused_early(toc: Toc, center: TimeoutCenter, pay
         remind.submit(payload, biz_id=1, delay=1)
     with pytest.raises(InvalidPayload, match="one payload"):
         remind.submit(biz_id=1, delay=1)  # type: ignore[call-arg]
+    for carries in (remind.submit, remind.new):
+        with pytest.raises(InvalidPayload, match="leave out attribute="):
+            carries(Remind(1), biz_id=1, delay=1, attribute={"member": 1})  # type: ignore[call-arg]
     assert toc.tasks() == []
 
 
@@ -166,7 +169,9 @@ def test_a_payload_of_another_version_is_given_back_and_then_dead(toc: Toc, cent
     def close(order: CloseOrder) -> None: ...
 
     job_id = toc.center.submit("p.version", biz_id=1, delay=60, attribute={"order": "secret"})
-    with pytest.raises(Misfit, match="total: Field required; given back for an hour") as told:
+    with pytest.raises(
+        Misfit, match=r"total: Field required; given back .*: give new fields a default"
+    ) as told:
         toc.advance("2h")
     assert "secret" not in str(told.value)
     looks = 1
@@ -283,6 +288,14 @@ def test_a_dead_that_is_returned_as_a_class_counts(toc: Toc, center: TimeoutCent
 
     assert toc.run(bare).status is TaskStatus.DEAD
 
+    @center.handler("p.returned", retries=1)
+    def returned(_task: Task) -> ValueError:
+        return ValueError("no such order")
+
+    with pytest.raises(ValueError, match="no such order"):
+        toc.run(returned)
+    toc.assert_submitted("p.returned", status="dead")
+
 
 def no_type(thing: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 def a_number(order: int) -> None: ...
@@ -290,12 +303,22 @@ def one_of_many(order: CloseOrder) -> None: ...
 def three(order: CloseOrder, task: Task, more: int) -> None: ...
 def unfinished(order: Unfinished) -> None: ...
 def unusable(order: list[CloseOrder]) -> None: ...
+def a_dict(order: dict[str, int]) -> None: ...
+def one_task(task: Task) -> None: ...
+def second_is_one(orders: list[CloseOrder], task: Task) -> None: ...
+def second_is_many(order: CloseOrder, tasks: list[Task]) -> None: ...
+def second_is_other(orders: list[CloseOrder], more: list[int]) -> None: ...
 
 
 @pytest.mark.parametrize(("function", "batch", "told"), [
     (no_type, None, "Nowhere, cannot be found"),
     (a_number, None, "its first parameter is a int"),
-    (one_of_many, 5, r"list\[CloseOrder\]"),
+    (one_of_many, 5, r"must be list\[CloseOrder\], not CloseOrder"),
+    (one_task, 5, r"must be list\[Task\], not Task"),
+    (second_is_one, 5, r"its second parameter must be list\[Task\], not Task"),
+    (second_is_many, None, r"its second parameter must be Task, not list\["),
+    (second_is_other, 5, r"its second parameter must be list\[Task\], not list\[int\]"),
+    (a_dict, None, r"its first parameter is a dict\[str, int\]"),
     (three, None, r"after its payload, but is three\(order: .*more: "),
     (unfinished, None, "its payload Unfinished cannot be used"),
     (unusable, None, "lists need batch=N"),

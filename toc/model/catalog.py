@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from toc.model.clock import Clock
-from toc.model.errors import StoreUnavailable, TocError, UnknownTopic
+from toc.model.errors import StoreUnavailable, TocError
 from toc.model.fork import call_in_children
-from toc.model.topic import Topic, check_topic_name
+from toc.model.topic import Topic, check_topic_name, unknown_topic
 
 REFRESH_SECONDS = 2.0
 """Seconds before the view is read again: a policy change takes effect within this time."""
@@ -100,8 +100,8 @@ class TopicCatalog:
             check_topic_name(name)
             topic = self.read_through().get(name)
         if topic is None:
-            do = f"create it with `toc topic create {name} --biz-type N --slots N`"
-            raise UnknownTopic(f"there is no topic {name!r}; {do}", name)
+            create = f"`toc topic create {name} --biz-type N --slots N` any other"
+            raise unknown_topic(name, self.known(), f"`toc topic sync` creates those of your code, {create}")
         return topic
 
     def fresh(self, name: str) -> Topic | None:

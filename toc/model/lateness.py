@@ -125,6 +125,8 @@ class LateStart(NamedTuple):
 def _plain(evidence: str) -> str:
     """Shorten evidence, which may be another's text, to characters of which each takes one in a line."""
     text = evidence[:EVIDENCE_CHARS].encode("ascii", "replace").decode()
+    if len(evidence) > EVIDENCE_CHARS:
+        text = text.rpartition(" ")[0] or text
     return re.sub(r'[\x00-\x1f"\\\x7f]', "?", text)
 
 

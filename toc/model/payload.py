@@ -116,7 +116,8 @@ class Payload(Generic[T]):
         except InvalidPayload as exc:
             late = now_ms - to_ms(task.action_time)
             if late < PATIENCE_MS:
-                why = f"{exc}; given back for an hour, as another version of the handler may read it"
+                why = f"{exc}; given back for an hour, as another version of the handler may read it: give "
+                why += "new fields a default"
                 raise Misfit(now_ms + min(max(late, AGAIN_MS), MOST_MS), why) from exc
             raise Dead(f"{exc}, for an hour") from exc
 

@@ -19,7 +19,7 @@ from toc.model.task import MAX_RETRY_SECONDS, Dead, Retry
 MAX_ERROR_CHARS = 1000
 STACK_CHARS = 600
 """So the history of a row has room for four tries at least."""
-_LIBRARIES = (f"{Path(os.__file__).parent}/", f"{Path(__file__).parents[1]}/", "<frozen ")
+LIBRARIES = (f"{Path(os.__file__).parent}/", f"{Path(__file__).parents[1]}/", "<frozen ")
 """Where Python's and toc's own modules are."""
 
 
@@ -143,7 +143,7 @@ def where(error: BaseException) -> str:
     own = False
     for frame, line in traceback.walk_tb(field_of(error, "__traceback__")):
         file = frame.f_code.co_filename
-        outside = not file.startswith(_LIBRARIES) and "site-packages" not in file
+        outside = not file.startswith(LIBRARIES) and "site-packages" not in file
         if outside or not own:
             found, own = f"{file}:{line}", outside
     return _cut(found)
@@ -153,7 +153,7 @@ def stack(error: BaseException) -> str:
     """Return the lines of code that this exception passed, from the first one of the application on, as
     ``FILE:LINE in FUNCTION > ...``: the innermost STACK_CHARS of them. No messages, no variables."""
     frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(field_of(error, "__traceback__"))]
-    passed = dropwhile(lambda of: of[0].co_filename.startswith(_LIBRARIES), frames)
+    passed = dropwhile(lambda of: of[0].co_filename.startswith(LIBRARIES), frames)
     return _cut(" > ".join(f"{c.co_filename}:{line} in {c.co_name}" for c, line in passed)[-STACK_CHARS:])
 
 

@@ -211,6 +211,15 @@ def check_topic_name(name: object, field: str = "topic") -> str:
     return name
 
 
+def unknown_topic(name: str, known: Iterable[str], do: str) -> UnknownTopic:
+    """Return the error that tells which name may be meant, else what to ``do``."""
+    from difflib import get_close_matches  # for a mistake alone
+
+    near = get_close_matches(name, list(known), n=1)
+    meant = f"did you mean {near[0]!r}? Else " if near else ""
+    return UnknownTopic(f"there is no topic {name!r}; {meant}{do}", name)
+
+
 def check_native(name: object, field: str = "topic") -> None:
     """Raise InvalidTopic for the name of a topic of a dialect, whose tasks come through its own port."""
     first, dot, _ = name.partition(".") if isinstance(name, str) else ("", "", "")

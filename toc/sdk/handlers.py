@@ -2,7 +2,7 @@
 
 The decorated function becomes a ``Handled``: it can be called as before, and submits tasks to itself. What a
 worker calls (``model.handler.Handler``) reads the payload, enters the middleware, calls the function, and
-raises what that returns as ``Retry`` or ``Dead``.
+raises an exception that it returns.
 
 Middleware runs where the handler runs, ``on_call`` where a center was called. ``on_dead`` and ``on_late`` are
 told by a thread of their own, one call after the other, so that none holds up a task; what is told when too
@@ -69,6 +69,8 @@ M = TypeVar("M", bound=Middleware)
 D = TypeVar("D", bound=OnDead)
 L = TypeVar("L", bound=OnLate)
 C = TypeVar("C", bound=OnCall)
+CARRY = {"attribute", "body", "content_type"}
+"""Options that carry the data of a task without a payload."""
 _A_TASK = re.compile(r"\bTask\b")
 
 
@@ -133,7 +135,7 @@ class Handled(Generic[T, P, R, S_co]):
 
         Raises what that raises, and InvalidPayload before anything is written.
         """
-        return self._submit(self.topic, biz_id=biz_id, **self.fields(*payload), **options)
+        return self._submit(self.topic, biz_id=biz_id, **self.fields(*payload, **options))
 
     @overload
     def new(
@@ -143,14 +145,19 @@ class Handled(Generic[T, P, R, S_co]):
     def new(self, payload: T, *, biz_id: int | str, **options: Unpack[TaskOptions]) -> NewTask: ...
     def new(self, *payload: Any, biz_id: int | str, **options: Any) -> NewTask:
         """Return what ``submit`` would store, for ``submit_many`` of a center. Raises InvalidPayload."""
-        return NewTask(self.topic, biz_id, **self.fields(*payload), **options)
+        return NewTask(self.topic, biz_id, **self.fields(*payload, **options))
 
-    def fields(self, *payload: Any) -> dict[str, Any]:
-        """Return the arguments of ``center.submit`` that carry a payload. Raises InvalidPayload."""
+    def fields(self, *payload: Any, **options: Any) -> dict[str, Any]:
+        """Return these options of ``center.submit`` with those that carry a payload. Raises
+        InvalidPayload."""
         if len(payload) != (self._payload is not None):
             takes = "an attribute=, no payload" if self._payload is None else "one payload"
             raise InvalidPayload(f"submit of the handler of {self.topic!r} takes {takes}")
-        return {} if self._payload is None else self._payload.fields(payload[0])
+        if self._payload is None:
+            return options
+        if twice := sorted(options.keys() & CARRY):
+            raise InvalidPayload(f"the payload of {self.topic!r} is its data: leave out {twice[0]}=")
+        return options | self._payload.fields(payload[0])
 
     def example(self) -> str | None:
         """Return an attribute, as JSON, that the handler can read: "" for none, or None."""
@@ -326,8 +333,8 @@ class Registry(Generic[S_co]):
 
         Its first parameter is the Task, or a payload: a pydantic model, a dataclass or a TypedDict, which
         ``submit`` of the decorated function takes. Then a second one gets the Task. With ``batch=N`` it takes
-        lists of at most N and may return ``{job_id: exception or None}``. A returned ``Retry`` or ``Dead``
-        counts as raised. ``policies`` declare the topic: see ``topic``.
+        lists of at most N and may return ``{job_id: exception or None}``. A returned exception counts as
+        raised. ``policies`` declare the topic: see ``topic``.
 
         Raises InvalidTopic, InvalidHandler or DuplicateHandler.
         """
@@ -341,6 +348,8 @@ class Registry(Generic[S_co]):
             payload = _payload(topic, function, batch)
             one = Handled(topic, function, payload, self.submit)
             arguments = 1 if payload is None or _required(function) < 2 else 2
+            if arguments == 2:
+                _check_second(topic, function, batch)
             handler = Handler.of(topic, function, batch, arguments)
             call = _call_of(handler, payload, self.hooks, arguments)
             self.handlers[topic] = replace(handler, call=call, made_of=one)
@@ -475,7 +484,7 @@ def _call_of(
 
 def _returned(outcome: Any) -> Any:
     """Raise what a handler returned as its failure."""
-    if isinstance(outcome, (Retry, Dead)) or outcome is Retry or outcome is Dead:
+    if isinstance(outcome, BaseException) or outcome is Retry or outcome is Dead:
         raise outcome
     return outcome
 
@@ -493,7 +502,7 @@ def _payload(topic: str, function: Any, batch: int | None) -> Payload[Any] | Non
     Raises InvalidHandler.
     """
     of = f"the handler of {topic!r}"
-    kind = _first_annotation(of, function)
+    told = kind = _annotation(of, function, 0)
     if get_origin(kind) is not None:
         within = get_args(kind)[:1]
         if batch is None and (Task in within or any(map(is_payload, get_args(kind)))):
@@ -501,27 +510,43 @@ def _payload(topic: str, function: Any, batch: int | None) -> Payload[Any] | Non
                 f"{of}: its first parameter is {kind}; it can be one type, and lists need batch=N"
             )
         kind = within[0] if within else None
-    elif is_payload(kind) and batch is not None:
-        raise InvalidHandler(f"{of}: with batch= its first parameter is a list[{kind.__name__}]")
+    elif (is_payload(kind) or kind is Task) and batch is not None:
+        name = kind.__name__
+        raise InvalidHandler(f"{of}: with batch= its first parameter must be list[{name}], not {name}")
     if is_payload(kind):
         return Payload(kind, of)
     if isinstance(kind, type) and not issubclass(Task, kind):
         raise InvalidHandler(
-            f"{of}: its first parameter is a {kind.__name__}; it can be a Task, a pydantic model, a "
+            f"{of}: its first parameter is a {_name_of(told)}; it can be a Task, a pydantic model, a "
             "dataclass or a TypedDict, and with batch= a list of those"
         )
     return None
 
 
-def _first_annotation(of: str, function: Any) -> Any:
-    """Return the type of a function's first parameter; None without one."""
+def _check_second(topic: str, function: Any, batch: int | None) -> None:
+    """Raise InvalidHandler unless a function's second parameter can take the Task, or the list of them."""
+    of = f"the handler of {topic!r}"
+    kind = _annotation(of, function, 1)
+    one = (*get_args(kind), kind)[0]
+    other = isinstance(one, type) and one is not list and not issubclass(Task, one)
+    if other or (kind is Task if batch else get_origin(kind) is list):
+        must = f"must be {'list[Task]' if batch else 'Task'}, not {_name_of(kind)}"
+        raise InvalidHandler(f"{of}: its second parameter {must}")
+
+
+def _name_of(kind: Any) -> str:
+    return str(kind) if get_origin(kind) else kind.__name__
+
+
+def _annotation(of: str, function: Any, place: int) -> Any:
+    """Return the type of a function's parameter at a place; None without one."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # not a function, which is refused later, or a built-in
         return None
-    if not parameters or parameters[0].annotation is inspect.Parameter.empty:
+    if len(parameters) <= place or parameters[place].annotation is inspect.Parameter.empty:
         return None
-    annotation = parameters[0].annotation
+    annotation = parameters[place].annotation
     if not isinstance(annotation, str):
         return annotation
     plain = inspect.unwrap(function)
@@ -537,6 +562,6 @@ def _first_annotation(of: str, function: Any) -> Any:
         if _A_TASK.search(annotation):
             return None  # its module may import it for types alone
         raise InvalidHandler(
-            f"{of}: the type of its first parameter, {annotation}, cannot be found ({exc}); import it, or "
-            "define it, at the top of the module"
+            f"{of}: the type of parameter {parameters[place].name!r}, {annotation}, cannot be found ({exc}); "
+            "import it, or define it, at the top of the module"
         ) from exc

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
@@ -16,7 +17,7 @@ from toc.model.catalog import TopicCatalog
 from toc.model.clock import Duration, from_ms, seconds_of
 from toc.model.errors import InvalidInput, UnknownTopic
 from toc.model.task import Task, TaskStatus
-from toc.model.topic import NEW_SLOTS, Topic
+from toc.model.topic import NEW_SLOTS, Topic, unknown_topic
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter, stand_in
 from toc.sdk.parts import StandIn, open_queues
@@ -136,6 +137,8 @@ class Toc:
         self._running = running = Running(self._store, self._database, self._clock)
         self.center = running.center
         """A center of the test's own, such as to submit and cancel by hand."""
+        self._asked = Counter[str]()
+        """By topic, the faults that the test has asked for."""
         settings = _settings(*sorted(item for item in os.environ.items() if item[0].startswith("TOC_")))
         catalog = _Catalog(running.topics, self._clock)
         self._transactions = Transactions(self.center)
@@ -152,8 +155,12 @@ class Toc:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_exc: object) -> None:
+    def __exit__(self, kind: object, *_exc: object) -> None:
         self.close()
+        running = self._running
+        for topic, asked in self._asked.items() if kind is None else ():
+            if running.failures[topic] + len(running.kills[topic]) == asked:
+                raise AssertionError(f"no try of {topic!r} has met the faults that the test had asked for")
 
     # --- what there is
 
@@ -189,9 +196,11 @@ class Toc:
     ) -> list[Task]:
         """All tasks, or those of a topic, a biz_id or a status, the first due first. "dead" is a status, too.
 
-        Raises InvalidInput for another name.
+        Raises InvalidInput for another name, UnknownTopic.
         """
         wanted = _status(status)
+        if topic is not None:
+            self.center.catalog.get(topic)
         found = [self.center.get(job_id) for job_id in self._database.job_ids()]
         return [
             task
@@ -273,15 +282,20 @@ class Toc:
     # --- faults
 
     def fail(self, topic: str, *, times: int = 1) -> None:
-        """Let the next tries of this topic fail without calling the handler."""
-        self._running.failures[topic] += times
+        """Let the next tries of this topic fail without calling the handler. A test without any fails at its
+        end."""
+        self._asked[topic] += times
+        self._running.failures[self.center.catalog.get(topic).name] += times
 
     def kill_worker(self, *, before: str | None = None, after: str | None = None, times: int = 1) -> None:
         """Kill the worker at the next calls of this topic's handler: before the call, or after it and before
-        its outcome is written. Another worker takes over at once."""
+        its outcome is written. Another worker takes over at once. A test without any call fails at its end.
+        """
         if (before is None) == (after is None):
             raise InvalidInput("give before= or after=, the name of a topic")
-        self._running.kills[before or after or ""] += [before is None] * times
+        topic = self.center.catalog.get(before or after or "").name
+        self._asked[topic] += times
+        self._running.kills[topic] += [before is None] * times
 
     @contextmanager
     def database_away(self) -> Iterator[None]:
@@ -312,6 +326,7 @@ class Toc:
     # --- inside
 
     def _expected(self, topic: str, like: Like) -> Expected:
+        self.center.catalog.get(topic)
         return Expected(topic, like, TOLERANCE + timedelta(milliseconds=self._clock.lag_ms))
 
     def _after(self, duration: Duration) -> int:
@@ -326,11 +341,8 @@ class _Catalog(TopicCatalog):
         try:
             return super().get(name)
         except UnknownTopic as exc:
-            raise UnknownTopic(
-                f"there is no topic {name!r}: no handler of it is registered, and the test has not made it; "
-                f"import its handler's module, or call toc.topic({name!r})",
-                name,
-            ) from exc
+            do = f"import the module of its handler, which is not registered, or call toc.topic({name!r})"
+            raise unknown_topic(name, self.known(), do) from exc
 
     def read_through(self) -> dict[str, Topic]:
         """Read the topic table for a topic that is not known."""

@@ -115,7 +115,7 @@ def check_drift(center: TimeoutCenter) -> None:
     """
     found = drift(center.topics.values(), {topic.name: topic for topic in center.store.topics.list()})
     for name, how in found.items():
-        log.warning("topic_drift", topic=name, differs=how)
+        log.warning("topic_drift", topic=name, differs=how, do="toc topic sync")
     if found and center.settings.topic_drift == "refuse":
         told = "; ".join(f"{name} ({how})" for name, how in found.items())
         raise TopicDrift(

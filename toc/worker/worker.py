@@ -310,7 +310,8 @@ class Worker:
         inflight = self.tools.inflight
         running = [e for e in inflight.snapshot() if e.started and inflight.settle(e)]
         if running:
-            log.warning("handlers_abandoned", tasks=len(running))
+            some = [entry.job_id for entry in running[:10]]
+            log.warning("handlers_abandoned", tasks=len(running), job_ids=some)
             self.alone.take_back(running)
             self.finisher.give_back_running(running)
             until = self._clock.monotonic() + FORCED_SECONDS

@@ -95,10 +95,13 @@ def connector(
 
     ``lock_timeout``: seconds its statements wait for locked tables; None: the server's setting.
 
-    A database in the URL is not used: at run time every name is qualified. Raises ConfigError for an unknown
-    or invalid query argument of the URL, and for an unreadable certificate or key. The function raises
+    Raises ConfigError for a database in the URL, as at run time every name is qualified, for an unknown or
+    invalid query argument of it, and for an unreadable certificate or key. The function raises
     StoreUnavailable for a session that cannot be made as toc needs it.
     """
+    if url.database:
+        do = "leave it out: TOC_DATABASE_PREFIX and TOC_DATABASES name the databases"
+        raise ConfigError(f"{server_name(url)}: its URL in TOC_DATABASE_URLS names a database; {do}")
     options = _options(url)
     session = [_set(lock_timeout), *_REST]
     if database is not None:
@@ -477,6 +480,8 @@ class MySqlServer(DatabaseServer):
             return db.Duplicate(f"{self.name}: duplicate key")
         text = f"{exc.args[1]} ({code})" if len(exc.args) > 1 else f"MySQL error {code}"
         text = f"{self.name}: {text}"
+        if code == ER.ACCESS_DENIED_ERROR:
+            text += "; user and password are those of TOC_DATABASE_URLS"
         if code in _BEHIND:
             return SchemaBehind(f"{text}: if this is the right server, run `toc db upgrade`")
         for codes, error in _ROLLED_BACK:

@@ -151,7 +151,8 @@ class Daemon(Keeper[WorkerProcess]):
         address = self.monitor.address
         super().__init__(center, settings, workers=self._processes, serves=frozenset(served), metrics=address)
         self._command = [sys.executable, "-m", "toc.worker.process", "--app", app]
-        self._options = [*(["--webhooks"] if webhooks else ()), *(["--tell"] if tell else ())]
+        self._options = ["--webhooks"] if webhooks else []
+        self._told = ["--tell"] if tell else []
         identity = center.store.identity
         # The processes get these from us, because the server may be away when they start.
         self._known = {"identity": identity.get(), "lease_secret": identity.lease_secret().hex()}
@@ -262,7 +263,8 @@ class Daemon(Keeper[WorkerProcess]):
 
     def _spawn(self, index: int) -> None:
         number, alone = index - self.settings.processes, index == self._alone_index
-        command = [*self._command, "--threads", "1" if alone else str(self.settings.threads)]
+        threads = "1" if alone else str(self.settings.threads)
+        command = [*self._command, "--threads", threads, *self._told]
         inherited: tuple[int, ...] = ()
         if alone:
             name = "alone"

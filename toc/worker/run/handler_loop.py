@@ -16,12 +16,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from functools import partial
+from itertools import dropwhile
 from typing import Any, TypeVar
 
 from toc.loop import WatchedEventLoop, dies, watched_thread
 from toc.model.handler import Handler
 from toc.model.lateness import Cause
-from toc.model.raised import Delivered, Disturbed
+from toc.model.raised import LIBRARIES, Delivered, Disturbed
 from toc.model.topic import Slot
 from toc.observe.holdups import SLOW_SECONDS
 from toc.observe.log import get_logger
@@ -221,7 +222,7 @@ class HandlerLoop:
         if not self._answered:
             self._silent += 1
             if self._silent == 2:
-                log.warning("event_loop_blocked", **self._culprit())
+                log.warning("event_loop_blocked", **self._culprit(), do="use asyncio.to_thread")
             return
         self._silent = 0
         if any(line.taken for line in self.lines.values()):
@@ -241,7 +242,9 @@ class HandlerLoop:
             about = {"job_id": task.entry.job_id, "topic": task.entry.topic.name}
         frame = sys._current_frames().get(self._thread.ident or 0)
         if frame is not None:
-            about["stack"] = "".join(traceback.format_stack(frame))
+            passed = traceback.extract_stack(frame)
+            own = list(dropwhile(lambda one: one.filename.startswith(LIBRARIES), passed))
+            about["stack"] = "".join(traceback.format_list(own or passed))
         return about
 
     def put(self, entries: Sequence[Entry]) -> list[Entry]:

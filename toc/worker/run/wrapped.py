@@ -12,12 +12,12 @@ import time
 import traceback
 from bdb import BdbQuit
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from toc.model.handler import Handler
 from toc.model.raised import Postponed, raised
@@ -107,7 +107,7 @@ def _trying_many(tasks: Sequence[Task]) -> Iterator[Callable[[Mapping[int, BaseE
         late = (datetime.now(UTC) - task.action_time).total_seconds()
         when = f"{_duration(late)} late" if task.attempt == 1 else f"try {task.attempt}"
         _running[task.job_id] = task
-        _tell("started", task, f"{when}, job_id {task.job_id}")
+        _tell("started", task, f"{when}, job_id {task.job_id}", at_once=True)
     began = time.monotonic()
     errors: dict[int, BaseException | None] = {}
     try:
@@ -150,11 +150,15 @@ def _duration(seconds: float) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-def _tell(step: str, task: Task, how: str) -> None:
+def _tell(step: str, task: Task, how: str, *, at_once: bool = False) -> None:
+    """Write a line: ``at_once`` also if the handler then ends its process."""
     now = datetime.now().astimezone().strftime("%H:%M:%S.%f")[:-3]
-    _write(f"{now} {step:<10} {task.topic} {task.biz_id}: {how}\n")
+    to = sys.__stderr__ if at_once and sys.__stderr__ is not None else sys.stderr
+    with suppress(OSError):  # a terminal that is gone
+        _write(f"{now} {step:<10} {task.topic} {task.biz_id}: {how}\n", to)
 
 
-def _write(text: str) -> None:
-    sys.stderr.write(text)  # one write: other threads and processes write too
-    sys.stderr.flush()
+def _write(text: str, to: TextIO | None = None) -> None:
+    to = to or sys.stderr
+    to.write(text)  # one write: other threads and processes write too
+    to.flush()
