@@ -1,6 +1,6 @@
 """Metrics in Prometheus' text formats: from numbers to text and back. The only importer of prometheus_client.
 
-The numbers come from several processes (``toc.observe.metrics``), so only the library's formats are used, not
+The numbers come from several processes (``toc.observe.board``), so only the library's formats are used, not
 its counters: OpenMetrics for clients that ask for it, else the older text format.
 """
 

@@ -3,8 +3,8 @@
 When a process dies, every task that runs there is charged a crash (``crashes`` on the row), because nobody
 can tell the culprit from the others. So is a task whose try another handler has broken off (``Disturbed``).
 After ``limit`` crashes in a row, the worker that takes it puts it off and names it to its daemon. The daemon
-(``daemon/supervisor``) starts one more worker process, without slots and with a single thread, and passes it one
-such task after the other, because most suspects are innocent:
+(``daemon/supervisor``) starts one more worker process, without slots and with a single thread, and passes it
+one such task after the other, because most suspects are innocent:
 
     it returns                  it is processed, as usual
     it raises, or max_runtime   a normal failed try; its crashes are forgotten

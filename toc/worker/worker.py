@@ -349,7 +349,8 @@ class Handover:
 
         taken     wanted ─▶ claimed (a number is drawn) ─▶ served
         dropped   nothing more is taken; entries that have not started are put back
-                  ─▶ ``dropped`` is sent when running tries have finished, or after HAND_OVER_SECONDS
+                  ─▶ ``dropped`` is sent when running tries have finished, or after HAND_OVER_SECONDS;
+                  at once where there is no claim: without an index, leases on the rows keep those tries
 
     The claim number stays ours: entries may be left under it. The slot's next owner deletes it once we are
     gone. Tables need no claim: it does no harm if two workers sweep one for a while.
