@@ -90,7 +90,8 @@ class Top:
         reached = {address: values for address, values in scraped.items() if isinstance(values, dict)}
         trouble += [f"{address}: {why}" for address, why in scraped.items() if isinstance(why, str)]
         if not addresses:
-            trouble.append("no rates and no lateness: set TOC_METRICS_ADDRESS, or name daemons with --daemon")
+            told = "daemons tell them by TOC_METRICS_ADDRESS or --daemon, all members by `toc lateness`"
+            trouble.append(f"no rates and no lateness: {told}")
         current: Values = {}
         gained: Values = {}
         for address, values in reached.items():

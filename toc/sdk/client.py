@@ -138,12 +138,10 @@ class TimeoutCenter(Parts, Registry[int]):
         """Return a worker that runs the handlers in this process: ``with center.worker():``, or ``async
         with``, as in a FastAPI lifespan. ``threads`` run plain functions: by default TOC_THREADS.
 
-        It needs the extra ``worker``: raises NotInstalled. See EmbeddedWorker.
+        See EmbeddedWorker.
         """
-        try:
-            from toc.worker.embedded import EmbeddedWorker  # what only submits need not load it
-        except ModuleNotFoundError as exc:
-            raise errors.NotInstalled(f"a worker needs {exc.name}", "worker") from exc
+        from toc.worker.embedded import EmbeddedWorker  # what only submits need not load it
+
         return EmbeddedWorker(self, threads=threads)
 
     def schedule(

@@ -18,6 +18,8 @@ from harness.system import System, small_system
 
 from benchmarks.local import MariaDB
 from toc import InvalidInput, NewTask, Settings, Task, TaskStatus, TimeoutCenter, Topic
+from toc.coordination.assignment import Member
+from toc.coordination.znodes import member_values
 from toc.model.errors import ConfigError, UnknownTopic
 from toc.model.lateness import LATE_MS
 from toc.model.minute import MINUTE_MS, STARTS
@@ -27,6 +29,7 @@ from toc.operate.cluster import living_workers
 from toc.operate.due import hour
 from toc.operate.late import why
 from toc.operate.operation import Doing
+from toc.operate.top import Top
 
 HERE = Path(__file__).parent
 
@@ -244,6 +247,38 @@ def test_what_cannot_be_is_refused(shop: Shop, system: System) -> None:
     unknown.close()
 
 
+BARE = """
+import sys
+from threading import Event
+sys.modules |= dict.fromkeys(["alembic", "kazoo", "prometheus_client", "rich", "typer"])  # not installed
+from toc import TimeoutCenter
+center, done = TimeoutCenter(), Event()
+center.handler("order.close")(lambda task: done.set())
+with center.worker():
+    center.submit("order.close", biz_id=1, delay=0.1)
+    print(done.wait(60))
+"""
+
+
+def test_it_needs_no_extra(system: System) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", BARE], env=system.env, capture_output=True, text=True, check=False
+    )
+    assert run.stdout == "True\n", run.stderr
+
+
+def test_an_application_starts_while_others_have_all_slots(shop: Shop) -> None:
+    slots = {"order.close": "f", "member.remind": "f", "~tables": "f"}
+    other = {"workers": {"other-0": member_values(Member("other-0", "h")) | {"slots": slots}}}
+    members = shop.center.store.members
+    members.join("other", "h", 1, 3_600_000, json.dumps(other))
+    with shop.center.worker() as worker:
+        assert until(lambda: len(members.list()) == 2, PATIENCE), "it has joined"
+        assert not worker.ready.is_set(), "it has nothing yet"
+        members.leave("other", "h")
+        shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))
+
+
 SERVER = """
 import sys, time
 from toc import TimeoutCenter
@@ -316,6 +351,7 @@ def test_what_it_did_and_what_is_pending_is_told(system: System, shop: Shop) -> 
         assert worker.ready.wait(PATIENCE)
         ids = [shop.center.submit("order.close", biz_id=number, delay=0.1) for number in range(3)]
         shop.ended(*ids)
+        assert "all members by `toc lateness`" in Top(shop.center).look().trouble[-1]
         doing = Doing(shop.center, "test", due.show.right)
         assert until(lambda: due.show.perform(doing, {})["total"]["hour"] == len(later), PATIENCE)
     found = hour(system.center.store.minutes, system.center.clock.now_ms() + MINUTE_MS)

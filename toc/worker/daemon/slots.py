@@ -14,7 +14,6 @@ from toc.coordination.assignment import TABLES, Spread
 from toc.coordination.coordinator import Coordinator
 from toc.coordination.presence import LocalNames
 from toc.coordination.rows import Members, RowsCoordinator
-from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.loop import Loop
 from toc.model.catalog import REFRESH_SECONDS
 from toc.model.errors import TocError
@@ -205,6 +204,8 @@ def _coordinator(settings: Settings, members: Members, on_change: Callable[[], N
         return RowsCoordinator(
             members, host=settings.host, timeout=settings.session_timeout, on_change=on_change
         )
+    from toc.coordination.zookeeper import ZooKeeperCoordinator  # its client is an extra
+
     return ZooKeeperCoordinator(
         settings.zookeeper,
         cluster=settings.cluster,
