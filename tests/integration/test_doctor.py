@@ -337,6 +337,12 @@ def test_without_zookeeper_two_daemons_share_the_work_and_one_leaves_the_other(n
     (line,) = system.wait(lambda: told(Level.WARN, "without leaving"), "its end is told", 60)
     assert line.of == "host-a"
     assert told(Level.REFUSE, "no worker is alive")
+    again = system.start("host-a", processes=1)
+    system.wait(lambda: shares() == {"host-a": every}, "its successor has everything", 60)
+    again.stop()
+    assert not told(Level.WARN, "without leaving"), "the last one has left"
+    (line,) = told(Level.REFUSE, "no worker is alive")
+    assert "center.worker()" in line.do
 
 
 def test_a_host_whose_workers_use_another_index_is_named(new_system: NewSystem) -> None:

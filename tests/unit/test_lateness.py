@@ -322,6 +322,8 @@ def test_what_started_in_time_is_not_late_unless_it_was_tried_before(scene: Scen
     scene.entry.row = scene.entry.row._replace(attempts=1)
     (again,) = scene.found().values()
     assert again.started == ms(8.02)
+    scene.late.count("order.close", [(1, again)])
+    assert scene.late.take_episodes() == [], "its row keeps it; it was not late"
     scene.error = Raised("ValueError", "no")
     assert scene.found() == {}, "a failure is in the history"
     scene.entry.started = 0.0

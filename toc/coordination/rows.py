@@ -239,8 +239,8 @@ class Members(Protocol):
     def bury(self, name: str, number: int) -> None:
         """Call a row dead."""
 
-    def leave(self, name: str) -> None:
-        """Delete a row."""
+    def leave(self, name: str, host: str) -> None:
+        """Delete a row, and those of the dead of its host."""
 
 
 class RowsCoordinator(Coordinator):
@@ -521,7 +521,7 @@ class RowsCoordinator(Coordinator):
 
     def _leave(self) -> None:
         try:
-            self._table.leave(self._name)
+            self._table.leave(self._name, self._host)
         except TocError as exc:
             log.warning("member_not_left", daemon=self._name, error=str(exc))
 

@@ -121,6 +121,8 @@ class Holdups:
         """Count late starts of a topic, given with their job_ids. Those without spans have the cause of the
         one before."""
         by_cause: dict[Cause, list[tuple[int, LateStart]]] = {}
+        # A row keeps the start of a later try also if that was in time.
+        starts = [one for one in starts if one[1].started - one[1].due > LATE_MS]
         with self._lock:
             cause = self._last.get(topic, Cause.UNKNOWN)
             for start in starts:

@@ -241,7 +241,7 @@ def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
         return
     for host, seconds in sorted(silent.items()):
         what = f"its workers ended {seconds} s ago without leaving: it was killed, or is cut off"
-        do = "start its daemon again; what ran there runs elsewhere after its topic's prepare_timeout"
+        do = "start it again; what ran there runs elsewhere after its topic's prepare_timeout"
         yield Line(Level.WARN, "workers", host, what, do)
     if topics and not workers:
         yield from _nobody(center)
@@ -272,7 +272,7 @@ def _silent(center: TimeoutCenter, hosts: Collection[str]) -> dict[str, int]:
 
 def _nobody(center: TimeoutCenter) -> Iterator[Line]:
     """Say that there is no worker, unless this Redis is another task table's, which is reported."""
-    do = "start `toc worker --app ...` on each host; its log says why if it ends"
+    do = "start `toc worker --app ...`, or the application with center.worker(); its log says why if it ends"
     if center.settings.zookeeper is not None:
         with suppress(TocError):  # reported elsewhere
             owner = center.queues.owner()

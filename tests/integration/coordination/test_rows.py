@@ -168,7 +168,7 @@ def test_a_daemon_that_was_killed_is_followed_at_once_on_its_host(daemons: Daemo
     daemons.until(daemons.calm("a"), "the next one has everything")
     daemons.until(lambda: b.coordinator.dead_workers() == {name}, "its worker is known to be dead")
     assert [one.dead for one in daemons.table.list()].count(True) == 1
-    daemons.table.leave(row.name)
+    daemons.table.leave(row.name, row.host)
 
 
 def test_who_cannot_handle_a_topic_gets_none_of_it_and_senders_are_counted(daemons: Daemons) -> None:
@@ -193,7 +193,7 @@ def test_rows_that_make_no_sense_harm_nobody(daemons: Daemons) -> None:
     daemons.start("a")
     daemons.until(daemons.calm("a"), "one daemon has everything")
     for number in range(len(odd)):
-        daemons.table.leave(f"odd-{number}")
+        daemons.table.leave(f"odd-{number}", "h")
 
 
 def test_who_did_not_join_gets_nothing_and_nobody_is_woken_for_nothing(daemons: Daemons) -> None:

@@ -26,7 +26,7 @@ from toc.worker.daemon.minutes import Minutes
 @pytest.fixture(autouse=True)
 def empty(store: Store) -> None:
     for row in store.members.list():
-        store.members.leave(row.name)
+        store.members.leave(row.name, row.host)
 
 
 def test_a_member_writes_its_row_and_reads_all_that_live(store: Store) -> None:
@@ -39,7 +39,7 @@ def test_a_member_writes_its_row_and_reads_all_that_live(store: Store) -> None:
     assert (a.name, a.host, a.beat, a.timeout, a.dead, a.data) == ("a", "host-a", 2, 6000, False, data)
     assert (b.name, b.beat, b.timeout, b.alive) == ("b", 1, 3000, True)
     assert 0 <= a.age < 60_000
-    table.leave("a")
+    table.leave("a", "host-a")
     assert table.beat("a", 3, 6000, "{}") is None
     assert [row.name for row in table.list()] == ["b"]
 

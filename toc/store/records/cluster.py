@@ -31,7 +31,7 @@ from toc.store.tasks import rows as sql
 
 DEAD_KEPT_MS = 86_400_000
 """How long (ms) the row of a dead member is kept."""
-WRITE_SECONDS = 20.0
+WRITE_SECONDS = 5.0
 WAITING = 1000
 """Most episodes that wait to be written: the last ones."""
 EPISODES_KEPT_MS = 7 * 86_400_000
@@ -167,9 +167,13 @@ class MemberTable(RecordTable):
         column = self._column
         self._change(column.name == name, column.beat == number, column.dead == 0, dead=1, data="{}")
 
-    def leave(self, name: str) -> None:
-        """Delete a member's row: it has ended in good order."""
-        self._write(delete(self._table).where(self._column.name == name))
+    def leave(self, name: str, host: str) -> None:
+        """Delete a member's row, which has ended in good order, and those of its host's dead, which it has
+        followed."""
+        column = self._column
+        self._write(
+            delete(self._table).where((column.name == name) | (column.host == host) & (column.dead == 1))
+        )
 
     def list(self) -> list[MemberRow]:
         """Return all rows, those of the dead too, by name."""
