@@ -172,8 +172,7 @@ def test_the_quickstart_goes_on_to_real_servers(
     env = {"TOC_DATABASE_PREFIX": database_prefix}
     for biz_id, block in enumerate(_blocks("docs/quickstart.md", "sh")[-3:], 42):
         export, *before, worker = block.splitlines()
-        (name,) = re.findall(r"^export (\w+)=", export)
-        env[name] = ours[name]
+        env |= {name: ours.get(name, value) for name, value in re.findall(r" (\w+)=(\S+)", export)}
         terminal = dev(program.replace("42", str(biz_id)), worker, before=before, env=env)
         terminal.run("python shop.py")
         terminal.await_output(f"order {biz_id} is closed: unpaid", 60)

@@ -106,18 +106,22 @@ def service(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[
 
 
 def test_the_scanner_is_replaced_and_comes_back(service: Service) -> None:
-    late, waiting = range(1, 30), range(100, 110)
+    late, waiting, new = range(1000, 1300), range(100, 110), range(110, 115)
     service.place_before(late, -3600)
     service.place_before(waiting, 8)
-    service.run("topic", "create", "order.close", "--biz-type", "1", "--slots", "16")
+    service.run("topic", "sync", "--app", "shop:center")
     worker = service.start("worker", "--app", "shop:center")
-    service.run("topic", "pause", "order.close")
+    service.run("topic", "pause", "order.close.late")
     for _ in range(2):
         service.run(module="backlog")
-    assert set(service.statuses().values()) == {"unpaid"}
-    service.run("topic", "resume", "order.close", "--rate", "50")
-    service.closed(late)
+    assert {service.statuses()[number] for number in late} == {"unpaid"}
+    service.run("topic", "resume", "order.close.late", "--rate", "1")
+    service.place(new, 8)
+    service.closed(new)
     service.closed(waiting)
+    assert "unpaid" in {service.statuses()[number] for number in late}, "new ones do not wait behind these"
+    service.run("topic", "resume", "order.close.late", "--rate", "50")
+    service.closed(late)
     scanner = service.start(module="scanner")
     both = range(200, 220)
     service.place(both, 8)
