@@ -100,21 +100,6 @@ def test_an_orphan_is_removed_reported_and_never_run(running: Contract) -> None:
     running.wait(lambda: str(orphan) in running.log(), "the log tells of it")
 
 
-def test_an_entry_that_vanished_is_brought_back_by_the_sweep(running: Contract) -> None:
-    job_id = submit(running, "c.plain", 50, 3600)
-    (key,) = running.scores(job_id)
-    assert running.redis.zrem(key, str(job_id)) == 1
-    # Due soon only now: what the sweep has seen in the index it takes to stand there for a few seconds.
-    soon = "UTC_TIMESTAMP(3) + INTERVAL 1500000 MICROSECOND"
-    running.query(
-        f"UPDATE {running.table(job_id)} SET action_time = {soon}, next_time = {soon} WHERE job_id = %s",
-        job_id,
-    )
-    running.wait_status(job_id, 2)
-    (start,) = running.history(job_id)
-    assert start["at"] / 1e6 >= ms(running.row(job_id)["action_time"])
-
-
 def test_a_timed_out_entry_of_nobody_is_rolled_back_and_charged_never_the_last_try(running: Contract) -> None:
     charged = submit(running, "c.silent", 60, 3600)
     last = submit(running, "c.silent", 61, 3600)
@@ -246,15 +231,3 @@ def test_a_row_of_an_unknown_status_or_topic_harms_no_neighbour(
     if column == "status":
         assert poisoned.history(job_id) == []
     _neighbours_run_in_the_same_process(poisoned)
-
-
-def test_a_key_of_the_wrong_type_harms_only_its_slot(poisoned: Contract) -> None:
-    poisoned.redis.delete("c.once_0")
-    poisoned.redis.set("c.once_0", "a string")
-    poisoned.redis.publish("wake_{c.once_0}", "5")
-    for topic in ("c.plain", "c.batch"):
-        neighbour = submit(poisoned, topic, 3)
-        poisoned.wait_status(neighbour, 2)
-    promised = submit(poisoned, "c.once", 4)
-    poisoned.redis.delete("c.once_0")
-    poisoned.wait(lambda: poisoned.status(promised) == 2, "the sweep brings it in")

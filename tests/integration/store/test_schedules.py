@@ -1,10 +1,8 @@
 """The rows of schedules and of webhook targets, and what a process knows of them."""
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from itertools import count, islice
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 from fault.kit.proxy import Proxy
 from harness.rows import insert, known
 from harness.tables import engine_of
-from harness.threads import at_once
 from structlog.testing import capture_logs
 
 from toc.model.clock import Clock
@@ -28,7 +25,7 @@ from toc.store.records.targets import TargetBook, TargetTable, new_key
 from toc.store.servers.server import Statement
 from toc.store.store import Store
 from toc.store.tasks import schedules
-from toc.store.tasks.schedules import Move, StoredSchedule, occurrence_key
+from toc.store.tasks.schedules import Move, StoredSchedule
 
 # The rows of schedules: whoever moves them on, each occurrence is one task.
 
@@ -61,37 +58,6 @@ def test_a_topic_has_only_so_many_schedules_in_a_table(store: Store, monkeypatch
     with pytest.raises(InvalidSchedule, match="topic 't' has too many schedules"):
         new(store, third)
     assert store.schedules.get(third) is None
-
-
-def test_of_many_that_move_a_schedule_on_one_does(store: Store) -> None:
-    """A hundred schedules, four threads that take the same steps at once, batch by batch, four times."""
-    names = [f"race{number}" for number in range(100)]
-    for name in names:
-        new(store, name, every=15)
-    for turn in range(4):
-        now = NOW + turn * 20_000
-        moves = [take(store, one, now) for name in names if (one := store.schedules.get(name))]
-        barrier = threading.Barrier(4)
-        done: list[Move] = []
-
-        def advance(moves: list[Move], now: int, barrier: threading.Barrier, done: list[Move]) -> None:
-            again = [store.schedules.move(each.stored, step_of(each, now), TOPIC) for each in moves]
-            barrier.wait()
-            moved = store.schedules.advance(again)
-            assert not moved.failed
-            done += moved.done
-
-        def step_of(move: Move, now: int) -> Any:
-            return step(move.stored.definition, move.stored.state, now, ended=True)
-
-        at_once([partial(advance, moves, now, barrier, done)] * 4)
-        assert sorted(move.stored.name for move in done) == sorted(move.stored.name for move in moves)
-    stored = {seen.name: seen for seen in store.schedules.page()}
-    for name in names:
-        keys = [row.dedup_key for row in made(store, name)]
-        wanted = [occurrence_key(11, NOW + number * 15_000) for number in range(len(keys) + 1)]
-        assert keys in (wanted[:-1], wanted[1:])
-        assert len(keys) == stored[name].state.fired == 6
 
 
 def test_an_occurrence_that_a_backfill_has_made_is_left_alone(store: Store) -> None:

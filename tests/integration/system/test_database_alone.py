@@ -1,8 +1,6 @@
 """The database alone: no index, so the rows say what is due, what has begun, and that it is so."""
 
 import json
-import os
-import signal
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -96,27 +94,6 @@ def test_a_cancel_between_due_time_and_lease_counts(alone: System, monkeypatch: 
     finally:
         worker.close()
         center.close()
-
-
-def test_killed_workers_lose_nothing_and_nothing_runs_early(alone: System) -> None:
-    alone.create_topics(prepare_timeout=3)
-    daemon = alone.start(processes=2)
-    job_ids = [
-        alone.client.submit("test.sync", biz_id=n, delay=1 + n / 50, attribute={"sleep": 0.2})
-        for n in range(200)
-    ]
-    for _ in range(3):
-        alone.wait(lambda: len(daemon.workers()) >= 2, "it has two processes", 30)
-        before = len(alone.history())
-        alone.wait(lambda: len(alone.history()) > before + 20, "tasks run", 30)  # noqa: B023 - waits
-        workers = daemon.workers()
-        with alone.recorder.fault("kill", pids=workers[:1]):
-            os.kill(workers[0], signal.SIGKILL)
-            alone.wait(lambda: workers[0] not in daemon.workers(), "it has ended", 30)  # noqa: B023 - waits
-    alone.wait(lambda: not alone.pending(job_ids), "all have ended", 60)
-    alone.stop()
-    verdict = alone.verdict()
-    assert verdict.clean, verdict
 
 
 @pytest.mark.slow

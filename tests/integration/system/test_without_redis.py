@@ -9,7 +9,7 @@ from harness.metrics import ANY_ADDRESS, samples
 from harness.system import System
 
 from benchmarks.local import RedisServer
-from toc import NewTask, TaskStatus
+from toc import TaskStatus
 from toc.operate import doctor
 
 # Life without Redis: due tasks go on, none runs twice, and the way back is found by itself.
@@ -51,21 +51,6 @@ def test_what_runs_begins_or_dies_while_redis_is_away_is_written_once(
     assert (running.row(long).crashes, running.row(doomed).status) == (0, TaskStatus.DEAD)
     running.wait(lambda: _dead(running) == 1, "the dead one is listed", 90)
     assert len(running.starts(doomed)) == 1
-
-
-@pytest.mark.slow
-def test_an_empty_redis_after_an_outage_runs_nothing_twice(running: System, clean_redis: RedisServer) -> None:
-    center = running.center
-    job_ids = center.submit_many(
-        [NewTask("test.sync", n, 1.5, attribute={"sleep": n % 4}) for n in range(24)]
-    )
-    later = center.submit("test.sync", biz_id=99, delay=9)
-    with outage(clean_redis):
-        running.wait(lambda: len(running.history()) > 20, "some run", 15)
-        for path in (clean_redis.directory / "appendonlydir").iterdir():
-            path.unlink()
-    running.wait(lambda: not running.pending([*job_ids, later]), "all have ended", 40)
-    assert running.not_run_once([*job_ids, later]) == {}
 
 
 def test_a_worker_that_dies_without_redis_has_its_tries_run_again_at_once(
