@@ -281,7 +281,9 @@ def test_payloads_of_several_handlers_are_submitted_together(toc: Toc, center: T
         one.new(CLOSE, biz_id=7, delay=1)  # type: ignore[arg-type]
 
 
-def test_a_dead_that_is_returned_as_a_class_counts(toc: Toc, center: TimeoutCenter) -> None:
+def test_a_dead_that_is_returned_as_a_class_counts(
+    toc: Toc, center: TimeoutCenter, capsys: pytest.CaptureFixture[str]
+) -> None:
     @center.handler("p.class")
     def bare(_task: Task) -> type[Dead]:
         return Dead
@@ -295,6 +297,9 @@ def test_a_dead_that_is_returned_as_a_class_counts(toc: Toc, center: TimeoutCent
     with pytest.raises(ValueError, match="no such order"):
         toc.run(returned)
     toc.assert_submitted("p.returned", status="dead")
+    told = capsys.readouterr().err
+    assert "task_dead" in told
+    assert "/toc/" not in told, "no place of toc's is named"
 
 
 def no_type(thing: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821

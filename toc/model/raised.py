@@ -19,7 +19,8 @@ from toc.model.task import MAX_RETRY_SECONDS, Dead, Retry
 MAX_ERROR_CHARS = 1000
 STACK_CHARS = 600
 """So the history of a row has room for four tries at least."""
-LIBRARIES = (f"{Path(os.__file__).parent}/", f"{Path(__file__).parents[1]}/", "<frozen ")
+_OURS = f"{Path(__file__).parents[1]}/"
+LIBRARIES = (f"{Path(os.__file__).parent}/", _OURS, "<frozen ")
 """Where Python's and toc's own modules are."""
 
 
@@ -138,13 +139,13 @@ def field_of(error: BaseException, name: str) -> Any:
 
 def where(error: BaseException) -> str:
     """Return the innermost line of the application that this exception passed, as FILE:LINE: of no library,
-    unless it passed nothing else. Empty if it was not raised."""
+    unless it passed nothing else. Empty if that is toc's, as of one that a handler returned."""
     found = ""
     own = False
     for frame, line in traceback.walk_tb(field_of(error, "__traceback__")):
         file = frame.f_code.co_filename
         outside = not file.startswith(LIBRARIES) and "site-packages" not in file
-        if outside or not own:
+        if outside or not (own or file.startswith(_OURS)):
             found, own = f"{file}:{line}", outside
     return _cut(found)
 
