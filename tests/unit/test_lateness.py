@@ -84,6 +84,12 @@ def test_a_row_keeps_the_largest_shares_of_a_version(found: list[Span], seconds:
     assert len(start.line()) * 2 < MAX_LATE_CHARS
 
 
+def test_evidence_is_cut_between_words() -> None:
+    line = LateStart(0, DUE, at(2), [span(Cause.REDIS, 0, 2, "nobody " * 20)]).line()
+    (kept,) = late_starts(line, 0)
+    assert kept.spans[0].evidence == " ".join(["nobody"] * 11)
+
+
 def test_lines_that_are_cut_off_foreign_or_of_a_later_version_are_left_out() -> None:
     line = LateStart(0, DUE, at(2), [span(Cause.REDIS, 0, 2)]).line()
     later = line.replace("redis", "solar flare")

@@ -392,6 +392,8 @@ def test_an_application_of_coroutines_is_tested_as_it_is() -> None:
     async def order(kit: Toc) -> None:
         job_ids = await center.submit_many([NewTask("order.close", n, 1800) for n in (1, 2)])
         assert await center.cancel(job_ids[1]) is CancelOutcome.CANCELLED
+        with pytest.raises(InvalidInput, match=r"did you mean 'order\.close'\?.*toc\.topic\("):
+            await center.submit("order.clos", biz_id=3, delay=1800)
         with kit.database_away(), pytest.raises(Unavailable):
             await center.submit("order.close", biz_id=3, delay=1800)
         await kit.aadvance("30m")

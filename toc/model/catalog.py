@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from toc.model.clock import Clock
-from toc.model.errors import StoreUnavailable, TocError
+from toc.model.errors import StoreUnavailable, TocError, UnknownTopic
 from toc.model.fork import call_in_children
 from toc.model.topic import Topic, check_topic_name, unknown_topic
 
@@ -100,9 +100,13 @@ class TopicCatalog:
             check_topic_name(name)
             topic = self.read_through().get(name)
         if topic is None:
-            create = f"`toc topic create {name} --biz-type N --slots N` any other"
-            raise unknown_topic(name, self.known(), f"`toc topic sync` creates those of your code, {create}")
+            raise self.unknown(name)
         return topic
+
+    def unknown(self, name: str) -> UnknownTopic:
+        """Return the error for a name that is none."""
+        create = f"`toc topic create {name} --biz-type N --slots N` any other"
+        return unknown_topic(name, self.known(), f"`toc topic sync` creates those of your code, {create}")
 
     def fresh(self, name: str) -> Topic | None:
         """Return topic ``name`` if it was there a moment ago. Never reads the table."""

@@ -211,11 +211,16 @@ def check_topic_name(name: object, field: str = "topic") -> str:
     return name
 
 
+MOST_COMPARED = 200
+"""Names among which a misspelt one is looked for: up to 30 us each, in a gateway on its event loop."""
+
+
 def unknown_topic(name: str, known: Iterable[str], do: str) -> UnknownTopic:
     """Return the error that tells which name may be meant, else what to ``do``."""
     from difflib import get_close_matches  # for a mistake alone
 
-    near = get_close_matches(name, list(known), n=1)
+    names = list(known)
+    near = get_close_matches(name, names, n=1) if len(names) <= MOST_COMPARED else []
     meant = f"did you mean {near[0]!r}? Else " if near else ""
     return UnknownTopic(f"there is no topic {name!r}; {meant}{do}", name)
 

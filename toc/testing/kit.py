@@ -336,13 +336,10 @@ class Toc:
 class _Catalog(TopicCatalog):
     """Reads the topics where it is asked: no server can hang here."""
 
-    def get(self, name: str) -> Topic:
-        """Return topic ``name``. Raises InvalidTopic, UnknownTopic."""
-        try:
-            return super().get(name)
-        except UnknownTopic as exc:
-            do = f"import the module of its handler, which is not registered, or call toc.topic({name!r})"
-            raise unknown_topic(name, self.known(), do) from exc
+    def unknown(self, name: str) -> UnknownTopic:
+        """Return the error for a name that is none."""
+        do = f"import the module of its handler, which is not registered, or call toc.topic({name!r})"
+        return unknown_topic(name, self.known(), do)
 
     def read_through(self) -> dict[str, Topic]:
         """Read the topic table for a topic that is not known."""

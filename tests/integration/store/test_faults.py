@@ -16,7 +16,7 @@ from harness.patience import until
 from harness.rows import NewRow, insert, insert_many, known
 from harness.secured import root_url
 from harness.tables import engine_of, raw
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, make_url
 
 from benchmarks.local import MariaDB
 from toc.loop import Reactor
@@ -246,6 +246,17 @@ def test_after_a_switchover_nobody_goes_on_with_the_old_primary(
         assert found() == {True}, "the row check must read what was committed"
         store.close()
         writer.close()
+
+
+def test_a_wrong_password_says_where_it_stands(mariadb: MariaDB) -> None:
+    url = make_url(root_url(mariadb)).set(username="nobody", password="wrong")
+    text = url.render_as_string(hide_password=False)
+    with (
+        closing(Store([text], databases=1, tables=4, clock=Clock())) as store,
+        pytest.raises(StoreUnavailable, match=r"Access denied.*TOC_DATABASE_URLS") as caught,
+    ):
+        store.topics.list()
+    assert "wrong" not in str(caught.value)
 
 
 def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:
