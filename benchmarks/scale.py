@@ -7,7 +7,7 @@ slots       processor time a task, and lateness, with 8, 128, 1,024 and 10,240 s
 daemons     tasks run a second by 1, 2 and 4 daemons of one process, and which programs use the cores
 schedules   lateness of tasks of 1,000 schedules that fire at one instant, and of 1,000 submitted for one
 resting     processor time at rest without schedules, and with 100,000 of which none fires
-rebuild     lateness of 1,000 tasks a second while an index of 1,000,000 is lost and built again
+rebuild     lateness of 1,000 tasks a second while an index of 1,000,000 (--indexed) is lost and built again
 edge        lateness at 500 a second while the horizon reaches 100,000 tasks more, and before, in turn
 idle        processor time of a daemon that owns 1,024 slots of 20 topics and sweeps 64 or 1,024 tables
 """
@@ -140,8 +140,9 @@ def resting(system: System, count: int = 100_000) -> dict[str, Any]:
     return {"without": without, "schedules": count, "with": [idle(system), idle(system)]}
 
 
-def rebuild(system: System, pending: int = 1_000_000, rate: int = 1000, seconds: int = 60) -> dict[str, Any]:
+def rebuild(system: System, pending: int, rate: int = 1000) -> dict[str, Any]:
     """Measure lateness at a rate, in all and by the second, while Redis loses all at the tenth second."""
+    seconds = max(60, pending // 50_000)
     assert system.servers is not None
     warm_up(system)
     for first in range(0, pending, 20_000):
@@ -245,7 +246,8 @@ def main() -> None:
     """Measure and print JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale")
     parser.add_argument("what", nargs="*", default=WHAT, metavar="WHAT", help=", ".join(WHAT))
-    parser.add_argument("--pending", type=int, nargs="+", default=[10_000, 5_000_000])
+    parser.add_argument("--pending", type=int, nargs="+", default=[10_000, 5_000_000], help="of growth")
+    parser.add_argument("--indexed", type=int, default=1_000_000, help="of rebuild")
     arguments = parser.parse_args()
     if unknown := set(arguments.what) - set(WHAT):
         parser.error(f"not known: {', '.join(sorted(unknown))}; there are {', '.join(WHAT)}")
@@ -254,13 +256,14 @@ def main() -> None:
     result: dict[str, Any] = {}
     for name in arguments.what:
         warn(f"{name} ...")
-        result[name] = _measure(name, toc, entries["toc, 1024 tables"], sorted(arguments.pending))
+        wide, pending = entries["toc, 1024 tables"], sorted(arguments.pending)
+        result[name] = _measure(name, toc, wide, pending, arguments.indexed)
         warn(json.dumps({name: result[name]}))
     json.dump(result, sys.stdout, indent=1)
     print()
 
 
-def _measure(name: str, toc: Entry, wide: Entry, pending: Sequence[int]) -> dict[str, Any]:
+def _measure(name: str, toc: Entry, wide: Entry, pending: Sequence[int], indexed: int) -> dict[str, Any]:
     if name == "neighbour":
         with _running(toc) as system:
             return neighbour(system)
@@ -278,7 +281,7 @@ def _measure(name: str, toc: Entry, wide: Entry, pending: Sequence[int]) -> dict
             return resting(system)
     if name == "rebuild":
         with _running(toc) as system:
-            return rebuild(system)
+            return rebuild(system, indexed)
     if name == "edge":
         with _running(toc) as system:
             return edge(system)
