@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from harness import forks
 from harness.patience import until
 from harness.system import buried
@@ -504,7 +505,11 @@ def test_sync_brings_topics_to_what_code_declares_and_names_what_is_refused(
     center.topic("sync.small", slots=4)
     center.topic("sync.none", slots=4)
     center.catalog.refresh()
-    check_drift(center)
+    with structlog.testing.capture_logs() as logs:
+        check_drift(center)
+    assert {(one["topic"], one["do"]) for one in logs} == {
+        (topic, "toc topic sync") for topic in ("sync.small", "sync.none")
+    }
     center.settings = center.settings.model_copy(update={"topic_drift": "refuse"})
     with pytest.raises(
         TopicDrift, match=r"sync\.small \(slot_amount is 8, declared 4\); sync\.none \(there is none\)"

@@ -226,6 +226,11 @@ def test_a_breakpoint_stops_in_the_terminal_and_uses_up_no_try(
     shown.await_text("given back order.close 1:", "(Pdb)")
     shown.type("c\n")
     shown.await_text("closed 1", "processed  order.close 1:")
+    shown.submit(2)
+    shown.await_text("(Pdb)")
+    (found,) = json.loads(shown.toc("find", "--biz-id", "2", "--json"))
+    shown.process.terminate()
+    shown.await_text("handlers_abandoned", found["job_id"])
 
 
 def test_max_runtime_does_not_end_a_try_that_a_developer_looks_at(
