@@ -333,6 +333,20 @@ def test_a_typing_mistake_is_told_when_a_handler_is_registered(function: Any, ba
         TimeoutCenter().handler("p.mistake", batch=batch)(function)
 
 
+def test_who_says_nothing_of_types_gets_tasks() -> None:
+    def one(task: Any) -> None: ...
+    def second(order: CloseOrder, task: Any) -> None: ...
+    def bare(order: CloseOrder, task) -> None: ...  # type: ignore[no-untyped-def]
+    def many(tasks: list[Any]) -> None: ...
+    def seconds(orders: list[CloseOrder], tasks: list[Any]) -> None: ...
+
+    center = TimeoutCenter()
+    functions: list[Any] = [one, second, bare, many, seconds]
+    for number, function in enumerate(functions):
+        center.handler(f"p.{number}", batch=5 if function in (many, seconds) else None)(function)
+    assert len(center.handlers) == len(functions)
+
+
 def test_a_partial_or_an_object_can_be_a_typed_handler(toc: Toc, center: TimeoutCenter) -> None:
     got: list[Any] = []
 

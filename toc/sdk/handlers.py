@@ -515,7 +515,7 @@ def _payload(topic: str, function: Any, batch: int | None) -> Payload[Any] | Non
         raise InvalidHandler(f"{of}: with batch= its first parameter must be list[{name}], not {name}")
     if is_payload(kind):
         return Payload(kind, of)
-    if isinstance(kind, type) and not issubclass(Task, kind):
+    if not _can_be_task(kind):
         raise InvalidHandler(
             f"{of}: its first parameter is a {_name_of(told)}; it can be a Task, a pydantic model, a "
             "dataclass or a TypedDict, and with batch= a list of those"
@@ -528,10 +528,13 @@ def _check_second(topic: str, function: Any, batch: int | None) -> None:
     of = f"the handler of {topic!r}"
     kind = _annotation(of, function, 1)
     one = (*get_args(kind), kind)[0]
-    other = isinstance(one, type) and one is not list and not issubclass(Task, one)
-    if other or (kind is Task if batch else get_origin(kind) is list):
+    if not (one is list or _can_be_task(one)) or (kind is Task if batch else get_origin(kind) is list):
         must = f"must be {'list[Task]' if batch else 'Task'}, not {_name_of(kind)}"
         raise InvalidHandler(f"{of}: its second parameter {must}")
+
+
+def _can_be_task(kind: Any) -> bool:
+    return kind is Any or not isinstance(kind, type) or issubclass(Task, kind)
 
 
 def _name_of(kind: Any) -> str:
