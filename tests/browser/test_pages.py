@@ -24,7 +24,11 @@ TEXT = (
 """What users may write where a text is free."""
 TURNS = re.compile("[\0\x1b\u202a-\u202e\u2066-\u2069]")
 """What must not be on a page as it is: it turns the direction of what follows, or is no text."""
-REFUSED = {"nothing": {}, "do/submit?topic=hostile": {"biz_id": TEXT, "delay": TEXT}}
+REFUSED = {
+    "nothing": {},
+    "do/submit?topic=hostile": {"biz_id": TEXT, "delay": TEXT},
+    "late?cause=backlog": {"after": TEXT},
+}
 """Pages that say why not, and what is typed into their form before it is sent."""
 ODD = (
     *("tasks?biz_id={text}", "dead?topic=hostile&error=script", "audit?by={text}", "do/submit?topic={text}"),

@@ -28,7 +28,7 @@ from toc.console.pages import PAGES
 from toc.console.pages.acts import offered
 from toc.console.sessions import COOKIE, Session, Sessions
 from toc.console.shown import Content, Note, following, span
-from toc.console.view import Page, Readings, Redirect, View, problem_for
+from toc.console.view import NOTHING_DONE, Page, Readings, Redirect, View, problem_for
 from toc.gateway import problems
 from toc.gateway.app import CONSOLE, path_pattern
 from toc.gateway.calls import Answer, forbidden
@@ -117,8 +117,8 @@ class Console:
         if path in self._assets:
             return self._assets[path][_packs(exchange.header(b"accept-encoding"))]
         session = None
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
         try:
-            method = "GET" if scope["method"] == "HEAD" else scope["method"]
             if method == "POST":
                 _check_same_site(exchange)
             if path == LOGIN:
@@ -130,7 +130,8 @@ class Console:
         except Exception as exc:
             problem = problem_for(exc)
         kind = problem.kind
-        note = Note(text=f"{problem.detail}.", level="bad")
+        said = problem.detail.removesuffix(NOTHING_DONE) if method == "GET" else problem.detail
+        note = Note(text=f"{said}.", level="bad")
         return self._html(
             "page.html", session, kind.status, problem.headers, content=Content(kind.title, [note]), live=""
         )
@@ -191,14 +192,14 @@ class Console:
             return _redirect(LOGIN, "")
         if path == LIVE and scope["method"] == "GET":
             cookies = exchange.header(b"cookie")
-            return self._live(session, cookies, query.get("of", CONSOLE))
+            return self._live(session, cookies, query.get("of", CONSOLE), query.get("read", ""))
         mine = _menu(session)
         if path == CONSOLE and mine and mine[0].path:  # it may not see the first page
             return _redirect(f"{CONSOLE}/{mine[0].path}")
         found, values = self._find(path, method, session)
         view = View(self._service, self._readings, session, path, values, query, form)
         try:
-            content = await found.do(view)
+            content = await found.shows(view)
         finally:
             if method == "POST":
                 self._readings.forget()
@@ -235,23 +236,24 @@ class Console:
 
     # --- live
 
-    def _live(self, session: Session, cookies: str | None, of: str) -> Answer:
+    def _live(self, session: Session, cookies: str | None, of: str, read: str) -> Answer:
         parts = urlsplit(_within(of))
         found, values = self._find(parts.path, "GET", session)
         query = _query(parts.query.encode())
         view = View(self._service, self._readings, session, parts.path, values, query, {}, FRESH_SECONDS)
         headers = {**_SAFE, "x-accel-buffering": "no"}
-        events = self._events(found, view, cookies, self._service.center.clock.now_ms())
+        read_ms = int(read) if re.fullmatch("[0-9]{1,15}", read) else view.now_ms
+        events = self._events(found, view, cookies, read_ms)
         return Answer(b"", media_type="text/event-stream", headers=headers, parts=events)
 
     async def _events(
-        self, found: Page, view: View, cookies: str | None, opened: int
+        self, found: Page, view: View, cookies: str | None, read_ms: int
     ) -> AsyncIterator[bytes]:
         """Bring an open page up to date until its login ends or the process does."""
         last, csrf = "", view.session.csrf()
         while True:
             try:
-                html = await self._fragment(found, view, opened, csrf)
+                html = await self._fragment(found, view, read_ms, csrf)
             except Busy:  # the next time, then
                 html = last
             yield _event(html) if html != last else b": still here\n\n"
@@ -267,11 +269,11 @@ class Console:
                     yield _event(self._render("ended.html")) + b"event: end\ndata: .\n\n"
                     return
 
-    async def _fragment(self, found: Page, view: View, opened: int, csrf: str) -> str:
+    async def _fragment(self, found: Page, view: View, read_ms: int, csrf: str) -> str:
         if not found.live:
-            return self._render("age.html", age=span(max(1.0, (view.now_ms - opened) // 1000)))
+            return self._render("age.html", age=span(max(1.0, (view.now_ms - read_ms) // 1000)))
         try:
-            content = await found.do(view)
+            content = await found.shows(view)
         except Exception as exc:
             content = Content("", [Note(text=f"{problem_for(exc).detail}.", level="bad")])
         acts = offered(found, view, content) if isinstance(content, Content) and content.title else []

@@ -19,11 +19,11 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from toc.console.sessions import Session
-from toc.console.shown import Block, Column, Content, Field, Note, Table, following, span
+from toc.console.shown import Block, Column, Content, Field, Form, Note, Table, following, span
 from toc.gateway.app import CALLS, invalid
 from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, forbidden
 from toc.gateway.connections import ClientGone
-from toc.gateway.problems import INTERNAL, UNAVAILABLE, Problem, problem_of
+from toc.gateway.problems import INTERNAL, INVALID, UNAVAILABLE, UNKNOWN_TOPIC, Problem, problem_of
 from toc.gateway.service import Service
 from toc.model.access import CLUSTER_ACTIONS, Access, Action
 from toc.model.errors import TocError
@@ -233,6 +233,15 @@ def fields_of(name: str, values: Mapping[str, str], *, leave_out: tuple[str, ...
     return found
 
 
+def marked(fields: list[Field], problem: Problem) -> tuple[list[Field], list[Block]]:
+    """Return fields with an error at the one that it is about, or else a note of it."""
+    about = "topic" if problem.kind is UNKNOWN_TOPIC else ""
+    at = str(problem.more.get("field", about)).partition(".")[0]
+    told = [one._replace(error=problem.detail) if one.name == at else one for one in fields]
+    there = any(one.error and one.kind != "hidden" for one in told)
+    return told, [] if there else [Note(text=f"{problem.kind.title}: {problem.detail}.", level="bad")]
+
+
 def _hint(info: FieldInfo) -> str:
     """Return what the call says of a field, and the form of a time."""
     types = _types(info.annotation)
@@ -267,7 +276,8 @@ Shows = Callable[[View], Awaitable[Content | Redirect | Answer]]
 class Page:
     """The declaration of a page. ``path`` is that below /console, with parameters in braces. ``right``: only
     those have it in their menu and may see it. ``menu``: its name there. ``live``: while it is open, it is
-    made anew every few seconds; otherwise only its age is."""
+    made anew every few seconds; otherwise only its age is. ``search``: the call that its form asks; a value
+    that it refuses is told at its field."""
 
     path: str
     right: Action | None
@@ -275,6 +285,19 @@ class Page:
     menu: str = ""
     live: bool = False
     method: str = "GET"
+    search: str = ""
+
+    async def shows(self, view: View) -> Content | Redirect | Answer:
+        """Return what it shows. Raises Problem, TocError."""
+        try:
+            return await self.do(view)
+        except (Problem, TocError) as exc:
+            problem = problem_for(exc)
+            if not self.search or problem.kind not in (INVALID, UNKNOWN_TOPIC):
+                raise
+        fields, notes = marked(fields_of(self.search, view.query, leave_out=("limit", "next")), problem)
+        title = self.menu or problem.kind.title
+        return Content(title, [*notes, Form(fields=fields)], view.now_ms, problem.kind.status)
 
 
 def page(path: str, right: Action | None = None, **more: Any) -> Callable[[Shows], Page]:

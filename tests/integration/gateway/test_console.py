@@ -292,8 +292,8 @@ def test_numbers_stand_in_pictures_and_in_tables_beside_them(shared: Gateway) ->
     (minutes,) = re.findall(r'data-minutes="([^"]+)"', page.html)
     assert [len(row.split(",")) for row in minutes.split(";")] == [18] * 60
     assert "tasks would wait" not in browser.get("/what-if").text
-    assert "After a pause of 2 h" in browser.get("/what-if?topic=test.batch&pause=7200").text
-    assert browser.get("/what-if?topic=test.batch&pause=-1").status == 422
+    for pause in ("7200", "2h"):
+        assert "After a pause of 2 h" in browser.get(f"/what-if?topic=test.batch&pause={pause}").text
 
 
 def test_late_tasks_are_listed_with_why(shared: Gateway) -> None:
@@ -354,3 +354,51 @@ def test_a_schedule_shows_its_times_of_any_day(shared: Gateway, filled: dict[str
     assert "2031-03-31 02:30:00.000+02:00" in page.text
     assert "2031-04-01" not in page.text
     assert 'value="2031-03-29T12:00:00Z"' in page.html
+
+
+@pytest.mark.usefixtures("filled")
+@pytest.mark.parametrize(
+    ("path", "field", "value", "said"),
+    [
+        ("/tasks?topic=test.sync", "due_after", "2026-12-01T09:00:00", "has no time zone; append Z"),
+        ("/dead?topic=test.sync", "due_before", "tomorrow", "is not a time: write RFC 3339"),
+        ("/late?topic=test.sync", "after", "2026-12-01", "is not a time: write RFC 3339"),
+        ("/audit?by=test", "after", "2026-12-01T09:00:00", "has no time zone; append Z"),
+        ("/schedules/nightly?count=3", "after", "2026-12-01T09:00:00", "has no time zone; append Z"),
+        ("/what-if?topic=test.sync", "pause", "soon", "is not a duration; write seconds"),
+        ("/tasks?biz_id=1", "topic", "test.none", "there is no such topic"),
+    ],
+)
+def test_what_a_search_refuses_stands_at_its_field_with_the_rest_as_typed(
+    shared: Gateway, path: str, field: str, value: str, said: str
+) -> None:
+    page = Browser(shared).get(f"{path}&{field}={value}")
+    assert page.status in (404, 422)
+    told = re.search(rf'<strong class="error" id="f-{field}-error">(.*?)</strong>', page.html)
+    assert told
+    assert said in told[1]
+    kept = path.partition("=")[2]
+    assert {value, kept} <= set(re.findall(r'value="([^"]*)"', page.html))
+
+
+def test_a_search_for_what_is_no_job_id_says_so(shared: Gateway) -> None:
+    page = Browser(shared).get("/tasks?job_id=order-4711")
+    assert page.status == 422
+    assert "a job_id has only digits" in page.text
+
+
+def test_the_overview_says_which_topics_are_paused(shared: Gateway) -> None:
+    shared.system.center.store.topics.create(Topic("test.halted", 979, 1, paused=True))
+    browser = Browser(shared, "read")
+    assert until(lambda: "test.halted\nyes" in browser.get("").text, 10)
+    assert "test.doomed\nno" in browser.get("").text
+
+
+def test_a_page_that_stays_as_it_was_read_says_when_that_was(shared: Gateway) -> None:
+    browser = Browser(shared)
+    (stream,) = re.findall(r'hx-sse:connect="([^"]+)"', browser.get("/topics").html)
+    address, _, read = stream.replace("&amp;", "&").rpartition("=")
+    assert address == "/console/live?of=/console/topics&read"
+    for at, said in ((int(read) - 3_600_000, b"Read 1 h "), ("soon", b"Read 1 s ")):
+        with browser.asked("GET", f"{address}={at}") as answer:
+            assert said in answer.read1()

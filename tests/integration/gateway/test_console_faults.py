@@ -93,6 +93,7 @@ def test_pages_say_what_is_missing_while_a_server_hangs_and_how_old_the_rest_is(
     pages = seen(browser)
     assert {path for path, (status, _) in pages.items() if status != 200} == {"/tasks"}
     assert "the database is out of reach" in pages["/tasks"][1]
+    assert "acknowledged" not in pages["/tasks"][1], "nothing was asked to be"
     assert browser.get(f"/tasks/{on_first}").status == 200
     assert browser.get(f"/tasks/{on_second}").status == 503
     cluster.second.resume()

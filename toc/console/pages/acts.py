@@ -22,7 +22,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from toc.console import shown
 from toc.console.pages.tasks import of_biz_id
 from toc.console.shown import Block, Column, Content, Facts, Field, Form, Lines, Note, Table, columns
-from toc.console.view import BY_NAME, Page, Redirect, View, fields_of, page
+from toc.console.view import BY_NAME, Page, Redirect, View, fields_of, marked, page
 from toc.gateway.calls import HttpCall, forbidden
 from toc.gateway.problems import IN_USE, NOT_FOUND, Problem, problem_of
 from toc.model.access import Access, Action
@@ -320,22 +320,12 @@ async def _form(view: View, act: Act, values: Mapping[str, str], problem: Proble
     if act.before and problem is None:
         blocks += generic(await view.ask(act.before, **{name: values.get(name, "") for name in act.in_path}))
     fields = act.fields(values, chosen)
-    fields, notes = _marked(fields, problem)
+    fields, notes = marked(fields, problem) if problem else (fields, [])
     submit = "Show what would change" if act.previews else act.title
     form = Form(fields=fields, action=f"/console/do/{act.name}", submit=submit, post=True,
                 danger=act.danger and not act.previews)  # fmt: skip
     state = 200 if problem is None else problem.kind.status
     return Content(_title(act, values), [*notes, *blocks, form], status=state)
-
-
-def _marked(fields: list[Field], problem: Problem | None) -> tuple[list[Field], list[Block]]:
-    """Return fields with an error at the one that it is about, or else a note of it."""
-    if problem is None:
-        return fields, []
-    at = str(problem.more.get("field", "")).partition(".")[0]
-    marked = [one._replace(error=problem.detail) if one.name == at else one for one in fields]
-    there = any(one.error and one.kind != "hidden" for one in marked)
-    return marked, [] if there else [Note(text=f"{problem.kind.title}: {problem.detail}.", level="bad")]
 
 
 async def _foreseen(view: View, act: Act, form: Mapping[str, str]) -> tuple[Any, str]:
@@ -373,7 +363,7 @@ async def _preview(view: View, act: Act, form: Mapping[str, str], problem: Probl
         fields.append(Field("tasks", "tasks", "hidden", str(count)))
         hint = f"Type the name of the topic, {topic}."
         fields.append(Field("confirm", "To confirm", hint=hint, required=True))
-    fields, notes = _marked(fields, problem)
+    fields, notes = marked(fields, problem) if problem else (fields, [])
     if any(answer.values()):
         blocks.append(Form(fields=fields, action=f"/console/do/{act.name}", submit=act.title, post=True,
                            danger=act.danger))  # fmt: skip

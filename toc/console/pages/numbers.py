@@ -7,7 +7,10 @@ from typing import Any
 from toc.console import shown
 from toc.console.shown import Block, Content, Form, Heat, Note, Picture, Table, columns
 from toc.console.view import Part, View, fields_of, page
+from toc.gateway.problems import INVALID, Problem
 from toc.model.access import Action
+from toc.model.clock import parse_duration
+from toc.model.errors import InvalidInput
 
 SECONDS = 5.0
 """Counts that are younger are good enough: they are of whole minutes."""
@@ -80,7 +83,7 @@ async def lateness(view: View, topic: str = "") -> list[Block]:
     return [*part.notes, heat, table]
 
 
-@page("late", Action.FIND_TASKS, menu="Late", live=True)
+@page("late", Action.FIND_TASKS, menu="Late", live=True, search="GET /v1/late")
 async def late(view: View) -> Content:
     """Which tasks were late, and why."""
     part = await view.part("Late tasks", "GET /v1/late", view.query, fresh=SECONDS)
@@ -93,21 +96,25 @@ async def late(view: View) -> Content:
     return Content("Late tasks", blocks, part.at)
 
 
-@page("what-if", Action.READ_TOPICS)
+@page("what-if", Action.READ_TOPICS, search="GET /v1/due:what-if")
 async def what_if(view: View) -> Content:
     """What would pile up during a pause."""
     name = "GET /v1/due:what-if"
-    fields = fields_of(name, {"pause": "7200", **view.query})
+    fields = fields_of(name, {"pause": "2h", **view.query})
     blocks: list[Block] = [Form(fields=fields, submit="Show")]
     if "pause" not in view.query:
         return Content("What if a topic is paused?", blocks, view.now_ms)
-    pile = await view.ask(name, view.query)
+    try:
+        seconds = parse_duration(view.query["pause"])
+    except InvalidInput as exc:
+        raise Problem(INVALID, str(exc), field="pause") from None
+    pile = await view.ask(name, {**view.query, "pause": str(seconds)})
     ends = "When all of them would have started is not known."
     if pile["drained"] is not None:
         ends = f"{shown.span(pile['drain_seconds'])} later all of them would have started."
     of = f" of {shown.harmless(pile['topic'])}" if pile["topic"] else ""
-    pause = shown.span(float(view.query["pause"]))
-    said = f"After a pause of {pause}, {shown.number(pile['waiting']).text} tasks{of} would wait. {ends}"
+    waiting = shown.number(pile["waiting"]).text
+    said = f"After a pause of {shown.span(seconds)}, {waiting} tasks{of} would wait. {ends}"
     steps = [one for one in pile["steps"] if one["at"] <= (pile["drained"] or pile["resumed"])]
     blocks += [Note(text=said, level="warn"), *_missing(pile["missing"])]
     blocks.append(Table("Step by step", columns=STEPS, records=steps))

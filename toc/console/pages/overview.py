@@ -23,7 +23,8 @@ PLACES = {
 """Where a finding about something leads."""
 COUNTS = ("scheduled", "prepared", "dead")
 HELD = columns(
-    "topic, scheduled, prepared: Taken, dead, overdue, unowned: Slots without owner, unread: Slots not read",
+    "topic, paused, scheduled, prepared: Taken, dead, overdue, unowned: Slots without owner, "
+    "unread: Slots not read",
     dead="/console/dead?topic={topic}",
 )
 
@@ -69,15 +70,17 @@ def by_topic(slots: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 @page("", Action.READ_CLUSTER, menu="Overview", live=True)
 async def overview(view: View) -> Content:
     """What is wrong, and what there is."""
-    (wrong, examined), coming, past, slots = await asyncio.gather(
+    (wrong, examined), coming, past, slots, policies = await asyncio.gather(
         findings(view, "wrong", "warn"),
         due(view),
         lateness(view),
         view.part("Slots", "GET /v1/slots", fresh=CLUSTER_SECONDS),
+        view.part("Topics", "GET /v1/topics", fresh=CLUSTER_SECONDS),
     )
-    blocks = [*wrong, *slots.notes]
+    blocks = [*wrong, *slots.notes, *policies.notes]
     if slots.value is not None:
-        held = by_topic(slots.value["slots"])
+        paused = {one["name"]: one["paused"] for one in (policies.value or {"topics": ()})["topics"]}
+        held = [{**one, "paused": paused.get(one["topic"])} for one in by_topic(slots.value["slots"])]
         blocks.append(Table("Topics", columns=HELD, records=held, empty="No topics yet."))
     blocks += [*past, *coming]
     if examined is not None:
@@ -103,7 +106,7 @@ POLICIES = columns(
     "delivery, topic_type: Type, paused, slot_amount: Slots, retries: Tries, biz_type: biz_type, closed, "
     "backoff, backoff_base: First wait, backoff_cap: Longest wait, prepare_timeout, max_runtime, horizon, "
     "horizon_in_force: Horizon in force, horizon_why: Why, retention, expires_in, concurrency, target, "
-    "resume_rate, resumed_at: Resumed, paused_at: Paused since",
+    "resume_rate, paused_at: Last paused, resumed_at: Last resumed",
     target="/console/targets/{target}",
 )
 

@@ -90,7 +90,7 @@ async def schedules(view: View) -> Content:
     return await view.listed("Schedules", call, "schedules", columns, view.query, cursor="after")
 
 
-@page("schedules/{name}", Action.READ_SCHEDULES)
+@page("schedules/{name}", Action.READ_SCHEDULES, search="GET /v1/schedules/{name}:preview")
 async def schedule(view: View) -> Content:
     """One schedule and its next times."""
     name = view.path["name"]
@@ -126,7 +126,7 @@ async def tokens(view: View) -> Content:
     return await view.listed("Access tokens", "GET /v1/tokens", "tokens", TOKENS)
 
 
-@page("audit", Action.READ_AUDIT, menu="Audit")
+@page("audit", Action.READ_AUDIT, menu="Audit", search="GET /v1/audit")
 async def audit(view: View) -> Content:
     """What operators did, the latest first."""
     call = "GET /v1/audit"

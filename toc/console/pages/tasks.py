@@ -11,6 +11,7 @@ from toc.console import shown
 from toc.console.shown import Block, Content, Facts, Field, Form, Lines, Note, Table, columns
 from toc.console.view import CLUSTER_SECONDS, Redirect, View, fields_of, page
 from toc.gateway.calls import Answer
+from toc.gateway.problems import INVALID, Problem
 from toc.model.access import Action
 from toc.model.documents import MAX_EXACT
 
@@ -40,12 +41,14 @@ def found(title: str, call: str, records: Mapping[str, Any], view: View, *hidden
     return [Form(fields=fields), Table(title, columns=some or COLUMNS, records=tasks, more=more, empty=empty)]
 
 
-@page("tasks", Action.FIND_TASKS, menu="Tasks")
+@page("tasks", Action.FIND_TASKS, menu="Tasks", search="GET /v1/tasks")
 async def tasks(view: View) -> Content | Redirect:
     """Tasks that match; a job_id leads to its task."""
     job_id = view.query.get("job_id", "").strip()
     if JOB_ID.fullmatch(job_id):
         return Redirect(f"/console/tasks/{job_id}")
+    if job_id:
+        raise Problem(INVALID, "a job_id has only digits, at most 19")
     query = {name: value for name, value in view.query.items() if name != "job_id"}
     records = await view.ask("GET /v1/tasks", {"limit": ON_PAGE, **query})
     form, table = found("", "GET /v1/tasks", records, view)
@@ -146,7 +149,7 @@ def _list(one: Mapping[str, Any]) -> str:
     return shown.following("/console/dead", {}, topic=one["topic"], error=one["contains"], newest="true")
 
 
-@page("dead", Action.READ_DEAD, menu="Dead")
+@page("dead", Action.READ_DEAD, menu="Dead", search="GET /v1/dead")
 async def dead(view: View) -> Content:
     """The groups, unless a group or some tasks were chosen; then these, the latest first."""
     if view.query.keys() - {"topic"}:
