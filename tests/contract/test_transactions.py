@@ -121,20 +121,6 @@ def test_a_session_that_joined_a_transaction_is_followed_once_that_commits(
     assert change.outcome is CancelOutcome.CANCELLED
 
 
-def test_the_recipe_of_a_rollback_per_test_leaves_nothing(either: Contract, engine: Engine) -> None:
-    before = either.rows()
-    with engine.connect() as connection:
-        outer = connection.begin()
-        with Session(connection, join_transaction_mode="create_savepoint") as session:
-            either.center.submit("c.plain", biz_id=4, delay=3600, session=session)
-            session.commit()
-            either.center.submit("c.plain", biz_id=4, delay=3600, session=session)
-            session.rollback()
-        outer.rollback()
-    settle(either)
-    assert either.rows() == before
-
-
 def test_with_several_binds_the_caller_names_that_of_the_task(idle: Contract, engine: Engine) -> None:
     other = create_engine("sqlite://")
     Elsewhere.metadata.create_all(other)

@@ -198,15 +198,6 @@ def test_what_is_worked_on_leaves_places_for_others_and_no_port_takes_all() -> N
     places.take("port a", "address x")
 
 
-def test_several_who_take_what_they_get_at_several_ports_leave_places_to_others() -> None:
-    places = Crowd(most=4096).waits
-    for port in "abc":
-        for address in "xy":
-            _take_all(places, f"port {port}", f"address {address}")
-            places.take("port d", "address z")
-            places.give("port d", "address z")
-
-
 async def test_a_waiting_request_never_yields_to_a_new_one_and_the_last_places_are_not_for_it() -> None:
     crowd = Crowd(most=16)
     over = asyncio.Event()
@@ -470,18 +461,6 @@ def client_has(client: socket.socket) -> bool:
         return bool(client.recv(1, socket.MSG_PEEK))
     except BlockingIOError:
         return False
-
-
-def test_memory_is_taken_before_it_is_read_and_one_sender_does_not_get_all() -> None:
-    held = memory(1000)
-    held.take("a", size=400)
-    with pytest.raises(Busy):
-        held.take("a", size=200)
-    held.take("b", size=250)
-    with pytest.raises(Busy):
-        held.take("b", size=100)
-    held.give("a", size=400)
-    held.take("b", size=100)
 
 
 def test_a_stream_takes_memory_for_its_longest_part_and_ends_without() -> None:
