@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from toc.coordination import rows
+from toc.coordination import ledger
 from toc.coordination.assignment import Member
-from toc.coordination.rows import Daemon, Ledger, assign_rows
+from toc.coordination.ledger import Daemon, Ledger, assign_rows
 from toc.model.member import MemberRow
 from toc.model.topic import Slot
 
@@ -228,7 +228,7 @@ def _granted_unread(patch: pytest.MonkeyPatch) -> None:
 
 
 def _sure_for_ever(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rows, "MARGIN", -10)
+    patch.setattr(ledger, "MARGIN", -10)
 
 
 def _buried_at_once(patch: pytest.MonkeyPatch) -> None:

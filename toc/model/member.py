@@ -10,7 +10,7 @@ class MemberRow(NamedTuple):
 
     ``beat`` counts its writes; the last one was ``age`` ms ago by the server's clock. After ``timeout`` ms
     without one others may call it ``dead``: then it owns nothing, and its row is kept for people.
-    ``data`` is a JSON object (toc.coordination.rows).
+    ``data`` is a JSON object (toc.coordination.ledger).
     """
 
     name: str

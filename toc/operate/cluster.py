@@ -24,8 +24,8 @@ from toc.operate.topics import get_topic
 if TYPE_CHECKING:
     from toc.config import Settings
     from toc.coordination.coordinator import SlotRow, WorkerRow
+    from toc.coordination.onlooker import Onlooker
     from toc.coordination.operator import Operator
-    from toc.coordination.rows import Onlooker
     from toc.sdk.client import TimeoutCenter
 
 NAMED = 20
@@ -61,7 +61,7 @@ def open_operator(settings: Settings) -> Operator:
 
 def onlooker(center: TimeoutCenter) -> Onlooker:
     """Return what the rows of members say, for a cluster without ZooKeeper. Raises StoreUnavailable."""
-    from toc.coordination.rows import Onlooker
+    from toc.coordination.onlooker import Onlooker
 
     topics = center.store.topics.list()
     slots = {slot for topic in topics for slot in topic.slots()}

@@ -302,7 +302,7 @@ def first_tables(metadata: MetaData) -> dict[str, Table]:
         ),
         # Members without ZooKeeper: a row for each daemon. ``beat`` counts its writes, ``heartbeat`` is the
         # instant of the last one, by the server's clock, and ``timeout`` the time (ms) without one after
-        # which others may call it ``dead``. ``data`` is a JSON object (toc.coordination.rows).
+        # which others may call it ``dead``. ``data`` is a JSON object (toc.coordination.ledger).
         _table(
             metadata, "timeout_member", _key("name", String(300)),
             *_columns(

@@ -19,27 +19,23 @@ import selectors
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from toc.coordination.assignment import PROTOCOL, TABLES
+from toc.coordination.assignment import PROTOCOL
 from toc.index.takes import Takes
 from toc.loop import Bell, Loop, watched_thread
 from toc.maintenance.dead_entries import DeadQueueCheck
-from toc.model.lateness import Cause
 from toc.model.topic import Slot
-from toc.observe import metrics
-from toc.observe.holdups import EVERYWHERE
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.parts import open_queues
 from toc.store.records.cluster import episode_writer
 from toc.store.records.targets import key_mark
-from toc.worker import guards
+from toc.worker.beat import Beat
 from toc.worker.check import Checker
-from toc.worker.control import BEAT_SECONDS, ControlPipe, Suspect, pack, unpack
-from toc.worker.entry import State
+from toc.worker.control import BEAT_SECONDS, ControlPipe, Suspect, unpack
+from toc.worker.handover import Handover
 from toc.worker.index_watch import IndexWatch
 from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.quarantine import Quarantine, RunsAlone
@@ -50,23 +46,12 @@ from toc.worker.run.heartbeat import Heartbeat
 from toc.worker.settle.finish import Finisher
 from toc.worker.table_services import TableServices
 from toc.worker.take.adopt import Adopter
-from toc.worker.take.by_rows import OWNED_SECONDS, RowTaker
+from toc.worker.take.by_rows import RowTaker
 from toc.worker.take.poll import Agenda, Poller
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
 
-HAND_OVER_SECONDS = 0.5
-"""How long a handover waits for running tries. Those that run longer end under our claim number."""
-CLAIM_AGAIN_SECONDS = 0.5
-"""Pause before slots whose Redis node did not answer are claimed again."""
-STUCK_SECONDS = 120.0
-"""An internal loop that takes longer for one turn counts as hanging, and so do the handlers if none runs for
-so long while tasks wait for one: the daemon replaces the process. Calls to servers that hang are given up
-much earlier."""
-STILL_SECONDS = 1.0
-"""A process whose beat comes later than this was stopped, perhaps with its daemon. Its slots may have other
-owners, which the daemon learns in the next moments."""
 BUSY_TICK_SECONDS = 0.05
 FORCED_SECONDS = 3.0
 """How long a forced stop may take to give entries back."""
@@ -341,168 +326,3 @@ class Worker:
         if self._stopping and self._stop_by == float("inf"):
             self._stop_by = self._clock.monotonic() + self._deadline
         return self._clock.monotonic() >= self._stop_by
-
-
-@dataclass(eq=False)
-class Handover:
-    """Takes and drops slots and tables as the daemon says. Only the main thread calls it.
-
-        taken     wanted ─▶ claimed (a number is drawn) ─▶ served
-        dropped   nothing more is taken; entries that have not started are put back
-                  ─▶ ``dropped`` is sent when running tries have finished, or after HAND_OVER_SECONDS;
-                  at once where there is no claim: without an index, leases on the rows keep those tries
-
-    The claim number stays ours: entries may be left under it. The slot's next owner deletes it once we are
-    gone. Tables need no claim: it does no harm if two workers sweep one for a while.
-    """
-
-    worker: Worker
-
-    def __post_init__(self) -> None:
-        self.tools = self.worker.tools
-        self._claimed_at = float("-inf")
-        self._dropping: dict[Slot, float] = {}
-        """Slots that are being handed over, with the end of the wait for running tries (monotonic)."""
-
-    @property
-    def under_way(self) -> bool:
-        """Whether ``step`` has something to do soon."""
-        return bool(self._dropping or self.tools.book.incomplete)
-
-    def take(self, given: set[Slot]) -> None:
-        """Serve these slots and tables from now on. The next ``step`` claims the slots."""
-        tables, slots = _apart(given)
-        self.worker.services.add(tables)
-        self.tools.book.want(slots, self.tools.clock.monotonic())
-        self._claimed_at = float("-inf")
-
-    def drop(self, given: set[Slot]) -> None:
-        """Take nothing more from these and put back what has not started. Later steps send ``dropped``."""
-        tables, slots = _apart(given)
-        self.worker.services.remove(tables)
-        dropped = self.tools.book.give_up(slots)
-        self.worker.listener.set_slots(self.tools.book.owned)
-        self.worker.withdraw(given)
-        self._dropping |= dict.fromkeys(dropped, self.tools.clock.monotonic() + HAND_OVER_SECONDS)
-        if rest := given - dropped:
-            self.tools.tell("dropped", slots=pack(rest))
-
-    def drop_all(self) -> None:
-        """Take nothing more at all and put back what has not started: this process leaves. Sends no
-        message."""
-        self.tools.book.give_up(list(self.tools.book.wanted))
-        self.worker.listener.set_slots(())
-        self.worker.withdraw()
-
-    def step(self, now: float) -> None:
-        """Claim missing slots and continue handovers. ``now`` is monotonic."""
-        if self.tools.book.incomplete and now - self._claimed_at >= CLAIM_AGAIN_SECONDS:
-            self._claimed_at = now
-            self._claim()
-        if self._dropping:
-            busy = {entry.slot for entry in self.tools.inflight.snapshot()} | self.worker.adopter.sought
-            quiet = self.worker.finisher.idle
-            released = [
-                slot for slot, until in self._dropping.items() if now >= until or (quiet and slot not in busy)
-            ]
-            for slot in released:
-                del self._dropping[slot]
-            if released:
-                self.tools.tell("dropped", slots=pack(released))
-
-    def _claim(self) -> None:
-        fresh = self.tools.book.claim_missing()
-        if fresh:
-            self.worker.listener.set_slots(self.tools.book.owned)
-            for owned in fresh:
-                self.tools.inbox.look_at(owned.slot, 0)
-            met = {worker_id for owned in fresh for worker_id in owned.others.values()}
-            if met:
-                self.tools.tell("met", workers=sorted(met))  # the daemon may know that some are dead
-                self.worker.reclaimer.look_now()
-
-
-def _apart(given: set[Slot]) -> tuple[set[int], set[Slot]]:
-    """Split them into the numbers of tables and the slots."""
-    tables = {slot for slot in given if slot.topic == TABLES}
-    return {table.number for table in tables}, given - tables
-
-
-@dataclass(eq=False)
-class Beat:
-    """Sends the beats of one process. ``run_once`` has its own thread: the main thread may wait for a
-    server."""
-
-    worker: Worker
-
-    def __post_init__(self) -> None:
-        self.tools = self.worker.tools
-        self._last = float("inf")
-        """When the last beat began. A stop at any moment is between two of these times."""
-        self._runs_at = self._stood_at = self._turn_at = self.tools.clock.monotonic()
-        """When a handler last ran, or no task waited for one; when the process last stood still; when the
-        main thread was last active."""
-
-    def turned(self) -> None:
-        """Note that the main thread is active."""
-        self._turn_at = self.tools.clock.monotonic()
-
-    def run_once(self) -> float:
-        """Check the process and send a beat. Returns the seconds until the next."""
-        now = self.tools.clock.monotonic()
-        if now - self._last > BEAT_SECONDS + STILL_SECONDS:  # [rule: stood-still]
-            self.tools.inflight.share(now + OWNED_SECONDS)
-            self._stood_at = now
-            self.tools.late.slow(Cause.HALTED, EVERYWHERE, now - self._last, "what takes a second")
-        self._last = now
-        self.tools.late.look_at_clock()
-        guards.check_descriptors()
-        if why := guards.damage():
-            self.tools.recycle(why)
-        self.tools.store.close_unused()
-        self.tools.tell("beat", stuck=self._measure(), out_of_reach=sorted(self._out_of_reach()))
-        return BEAT_SECONDS
-
-    def _out_of_reach(self) -> set[str]:
-        """Return names for the servers that do not answer: the same on all hosts, as the address of a single
-        Redis may not be."""
-        clustered = self.worker.watch.queues.nodes.clustered
-        store = self.tools.store
-        databases = {f"database {n}" for n in range(len(store.tables_of_server())) if store.away(n)}
-        nodes = self.worker.watch.silent
-        return databases | {f"redis {node}" if clustered and node is not None else "redis" for node in nodes}
-
-    def _first_due(self) -> dict[str, int]:
-        """By topic, when the first task was due (ms) that this process has taken and not started, or put back
-        because its row is out of reach. The StoreQueues do not tell of these."""
-        first = self.worker.finisher.away_since(self.tools.clock.now_ms())
-        for entry in self.tools.inflight.snapshot():
-            if entry.state is State.WAITS:
-                first[entry.topic.name] = min(first.get(entry.topic.name, entry.due), entry.due)
-        return first
-
-    def _measure(self) -> list[str]:
-        """Update the gauges. Returns the names of loops that hang."""
-        self.worker.dispatcher.event_loop.look()
-        load = self.worker.dispatcher.load()
-        for topic, (running, waiting) in load.items():
-            metrics.HANDLERS.of(topic).set(running)
-            metrics.WAITING.of(topic).set(waiting)
-        first = self._first_due()
-        now_ms = self.tools.clock.now_ms()
-        for topic in load:
-            metrics.OVERDUE.of(topic).set(max(now_ms - first.get(topic, now_ms), 0) / 1000)
-        metrics.UNWRITTEN.of().set(self.worker.finisher.unwritten)
-        metrics.WITHOUT_REDIS.of().set(self.worker.rows.slots)
-        metrics.BROKEN_SLOTS.of().set(len(self.worker.watch.broken))
-        metrics.INDEX_FOREIGN.of().set(self.worker.watch.foreign)
-        now = self.tools.clock.monotonic()
-        if any(running for running, _ in load.values()) or not any(waiting for _, waiting in load.values()):
-            self._runs_at = now
-        busy = {loop.name: loop.busy_seconds(now) for loop in self.worker.loops}
-        busy["main"] = max(now - self._turn_at - BEAT_SECONDS, 0.0)  # it sleeps no longer than that
-        busy["handlers"] = now - self._runs_at  # tasks wait for one, and none runs
-        for name, seconds in busy.items():
-            metrics.LOOP_BUSY.of(name).set(seconds)
-        awake = now - self._stood_at
-        return [name for name, seconds in busy.items() if min(seconds, awake) > STUCK_SECONDS]

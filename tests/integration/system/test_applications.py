@@ -211,11 +211,11 @@ def test_a_daemon_whose_processes_end_in_a_loop_says_so_and_is_not_ready(system:
 
 HANGING = """
 import sys
-import toc.worker.worker, toc.worker.take.poll
+import toc.worker.beat, toc.worker.take.poll
 @center.handler("test.sync")
 def hang(task):
     if task.attempt == 1:  # its successor may be slow: for that one the limit stays as it is
-        toc.worker.worker.STUCK_SECONDS = 5.0
+        toc.worker.beat.STUCK_SECONDS = 5.0
         toc.worker.take.poll.Agenda.choose = lambda *_: threading.Event().wait()
         center.submit("test.async", biz_id=1, delay=0.1)  # the poller would sleep for long
 @center.handler("test.async")

@@ -15,8 +15,8 @@ from toc.model.verdict import Failure
 from toc.store.tasks.batch import Guard
 from toc.store.tasks.tries import TakeTries
 from toc.worker import reclaim
+from toc.worker.handover import HAND_OVER_SECONDS
 from toc.worker.reclaim import EMPTY_SECONDS
-from toc.worker.worker import HAND_OVER_SECONDS
 
 # Orders of events that were wrong once, step by step on real servers. The model in spec/ found most of it.
 
