@@ -462,6 +462,12 @@ center.topic('sync.taken', biz_type=1)
 """
 
 
+def test_pause_and_resume_tell_what_they_have_changed(toc: Toc, topic: str) -> None:
+    assert toc("topic", "resume", topic, "--rate", "5").code == 0
+    assert toc.out.split("\n") == [f"name         {topic}", "paused       no", "resume rate  5", ""]
+    assert toc.json("topic", "resume", topic)["retries"] == 16
+
+
 def test_sync_brings_topics_to_what_code_declares_and_names_what_is_refused(
     toc: Toc, topic: str, center: TimeoutCenter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,6 +59,12 @@ def _rows(key: str, empty: str, columns: str = "", *, rare: str = "", more: str 
     return show_rows
 
 
+def _state(record: Record, *, as_json: bool) -> None:
+    """Print what a pause or resume has changed; as JSON all of the topic."""
+    some = {name: record[name] for name in ("name", "paused", "resume_rate")}
+    show_one(record if as_json else some, as_json=as_json)
+
+
 def _secret(key: str, text: str) -> Show:
     """Return what prints the secret of what was made, and nothing else on stdout."""
 
@@ -225,7 +231,7 @@ GROUPS = {
             "topics", "no topics yet; toc topic create order.close --biz-type 1001 --slots 8",
             "name biz_type slot_amount topic_type paused retries backoff",
         )),
-        topics.alter, setup.sync, topics.show_topic, topics.pause, topics.resume,
+        topics.alter, setup.sync, topics.show_topic, made(topics.pause, _state), made(topics.resume, _state),
         made(topics.delete, lambda done, *, as_json: show_one({"deleted": done["name"]}, as_json=as_json)),
     ),
     "template": _group(
