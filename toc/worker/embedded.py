@@ -49,7 +49,8 @@ HANDLERS = f"{PREFIX}handler-", f"{PREFIX}{NAME}"
 
 
 _working: dict[int, object] = {}
-"""The worker of this process, by its pid: a forked child has none."""
+"""What stands for the worker of this process until its thread has ended, by the pid: a forked child has
+none."""
 
 
 class _Life(Child):
@@ -111,9 +112,13 @@ class _Keeper(Keeper[_Life]):
         finally:
             self._slots.stop()
             self._minutes.stop()
-            self.center.close()
-            self._selector.close()
-            self.bell.close()
+            self.close()
+
+    def close(self) -> None:
+        """Close what it holds open."""
+        self.center.close()
+        self._selector.close()
+        self.bell.close()
 
     def died(self, thread: str, error: BaseException) -> None:
         """Have the pipeline leave and begin anew: a thread of ours has failed."""
@@ -185,31 +190,39 @@ class EmbeddedWorker:
         Unavailable; InvalidInput after a fork, or if it runs already."""
         if self._thread is not None and self._pid != os.getpid():
             raise InvalidInput("this worker was started before a fork: start one in each process, after it")
-        if _working.get(os.getpid()) is not None:
-            raise InvalidInput("this process has a worker already; it may serve all topics of its center")
         if self._of.stands_in is not None:  # a test, which runs what is due itself
             self.ready.set()
             return self
         settings = self._of.settings
         if settings.zookeeper:
             raise ConfigError("a cluster with TOC_ZOOKEEPER has one daemon per host: start it, `toc worker`")
-        center = apart(self._of)
+        mine = object()
+        if _working.setdefault(os.getpid(), mine) is not mine:
+            raise InvalidInput("this process has a worker already; it may serve all topics of its center")
+        made: TimeoutCenter | _Keeper
+        made = center = apart(self._of)
         self._stopping.clear()
         try:
             check_servers(center, handlers=True)
-            keeper = self._keeper = _Keeper(
+            made = keeper = self._keeper = _Keeper(
                 center, self._threads or settings.threads, self.ready, self._stopping
             )
+            guards.end_copies()
+            embedded(keeper.died)
+            thread = threading.Thread(target=self._run, args=[keeper], name="toc-embedded", daemon=True)
+            thread.start()
         except BaseException:
-            center.close()
+            del _working[os.getpid()]
+            made.close()
             raise
-        self._pid = os.getpid()
-        guards.end_copies()
-        _working[self._pid] = self
-        embedded(keeper.died)
-        self._thread = threading.Thread(target=keeper.run, name="toc-embedded", daemon=True)
-        self._thread.start()
+        self._pid, self._thread = os.getpid(), thread
         return self
+
+    def _run(self, keeper: _Keeper) -> None:
+        try:
+            keeper.run()
+        finally:
+            del _working[os.getpid()]
 
     def stop(self) -> None:
         """Take nothing more, and wait for running handlers until the shutdown deadline. May be called
@@ -224,7 +237,6 @@ class EmbeddedWorker:
         thread.join(self._of.settings.shutdown_deadline + LATE_SECONDS)
         if thread.is_alive():
             log.error("worker_not_stopped", reason="a server or a handler hangs")
-        _working.pop(self._pid, None)
 
     def __enter__(self) -> Self:
         return self.start()

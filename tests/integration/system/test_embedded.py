@@ -1,6 +1,7 @@
 """A worker within the application's process, which stays the application's."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ from toc.operate.due import hour
 from toc.operate.late import why
 from toc.operate.operation import Doing
 from toc.operate.top import Top
+from toc.worker import embedded
 
 HERE = Path(__file__).parent
 
@@ -214,6 +216,38 @@ def test_a_handler_that_would_wait_for_itself_is_told_so(shop: Shop) -> None:
         tasks = [NewTask("order.stop", 1, 0.1), NewTask("order.end", 1, 0.1)]
         shop.ended(*shop.center.submit_many(tasks))
         assert ["outside of them" in text for text in told] == [True, True]
+
+
+def test_a_worker_that_could_not_start_is_none_and_one_that_could_not_stop_is_one(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread, start: Any = threading.Thread.start) -> None:
+        if thread.name == "toc-embedded":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    worker, other = shop.center.worker(), shop.center.worker()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            worker.start()
+    worker.start()
+    shop.center.submit("order.close", biz_id=1, delay=0.01, attribute={"hang": True})
+    shop.ran(1)
+    monkeypatch.setattr(embedded, "LATE_SECONDS", 0.1 - shop.center.settings.shutdown_deadline)
+    worker.stop()
+    with pytest.raises(InvalidInput, match="has a worker already"):
+        other.start()
+    shop.hang.set()
+
+    def starts() -> bool:
+        with contextlib.suppress(InvalidInput):
+            return bool(other.start())
+        return False
+
+    assert until(starts, PATIENCE)
+    monkeypatch.undo()
+    other.stop()
 
 
 def test_what_cannot_be_is_refused(shop: Shop, system: System) -> None:
