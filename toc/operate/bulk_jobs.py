@@ -329,6 +329,8 @@ class BulkRunner:
         done, written = held.done + len(chunk), part.outcomes[:offset] + bytes(map(STORED.index, outcomes))
         ended = BulkState.DONE if done >= job.tasks or not chunk else None
         if ended:
+            if done < job.tasks:  # a part is missing, or shorter than it was
+                held.failed = f"{job.tasks - done} of its tasks are not known any more"
             record = {"bulk": job.name, "tasks": done, **counts}
             outcome = {"outcome": audit.DONE}
             _change(self._center.store, job).conclude(outcome, record)
