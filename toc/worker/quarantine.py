@@ -50,7 +50,7 @@ crashes that another task causes minutes to end."""
 ALONE = "it runs alone, since every worker that ran it died or fell silent"
 """The last error of a task while it runs alone, and if that run's end was not observed."""
 BROKEN_OFF = "its run alone was broken off, or could not begin"
-OVER_SECONDS = 0.01
+OVER_SECONDS = 0.05
 """How often to look whether a run alone is over."""
 
 
