@@ -27,7 +27,7 @@ from toc.cli.main import main
 from toc.index.messages import Peek
 from toc.model.access import Action
 from toc.model.bulk import BulkState
-from toc.model.errors import TopicDrift
+from toc.model.errors import SchemaBehind, TopicDrift
 from toc.model.verdict import Failure
 from toc.operate import bulk as bulk_operations
 from toc.operate.admin import migrator
@@ -505,6 +505,10 @@ def test_sync_brings_topics_to_what_code_declares_and_names_what_is_refused(
     assert altered is not None
     assert (altered.retries, altered.backoff_cap, altered.biz_type) == (9, 300, 7)
     assert store.topics.get("sync.taken") is None
+    monkeypatch.delitem(sys.modules, "app_of_sync")
+    monkeypatch.setenv("TOC_TABLES", "2")
+    refused = toc.refused("topic", "sync", "--app", "app_of_sync:center", code=SchemaBehind.exit_code)
+    assert "TOC_DATABASES and TOC_TABLES differ" in refused, "no worker would start"
     actions = {row["action"] for row in toc.json("audit") if row["outcome"] == "done"}
     assert actions == {"topic.alter", "topic.create"}
     store.topics.alter("sync.small", slot_amount=8)

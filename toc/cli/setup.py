@@ -187,6 +187,7 @@ def synced(app: str, *, dry_run: bool = False) -> list[Step]:
 
     load_settings(daemon=not dry_run)
     with load_app(app) as center:
+        center.store.check_layout()  # else no worker would start
         perform = None if dry_run else lambda what, **values: act(what, center, **values)
         steps = topics.sync_topics(center, center.declared(), perform)
     for step in steps:
