@@ -66,13 +66,11 @@ def span(value: float) -> str:
         return "0 s"
     if value < 1:
         return f"{value * 1000:.0f} ms"
-    if value < 60:
-        return f"{value:.3g} s"
-    for unit, below, size, part in (("min", "s", 60, 1), ("h", "min", 3600, 60), ("d", "h", 86_400, 3600)):
-        if unit == "d" or value < 60 * size:
+    for size, unit, part, below in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if value >= size:
             whole, rest = divmod(int(value), size)
             return f"{whole} {unit}" + (f" {rest // part} {below}" if rest // part else "")
-    raise AssertionError
+    return f"{value:.3g} s"
 
 
 _LEVELS = {
