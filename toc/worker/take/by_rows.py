@@ -37,7 +37,7 @@ from toc.worker.index_watch import IndexWatch
 from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.run.dispatch import Starts
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
-from toc.worker.take.feedback import PACE_MS, ResumeRate
+from toc.worker.take.resume_rate import PACE_MS, ResumeRate
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)

@@ -36,7 +36,7 @@ from toc.worker.run.handler_threads import MAX_WAITING
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
 from toc.worker.slots import NEVER, OwnedSlot, instant_of
 from toc.worker.take.adopt import Adopter
-from toc.worker.take.feedback import PACE_MS, ResumeRate
+from toc.worker.take.resume_rate import PACE_MS, ResumeRate
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
