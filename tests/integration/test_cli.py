@@ -143,6 +143,9 @@ def test_a_task_that_runs_is_told_from_one_that_waits(toc: Toc, topic: str, cent
     assert toc.json("get", ids[0])["since"] == shown["since"]
     assert timedelta(0) <= datetime.now(UTC) - since < timedelta(minutes=5)
     assert (shown["owner"], shown["host"]) == (worker, "web1")
+    center.store.leases.take({ids[1]: 30}, waiting={ids[1]})
+    assert toc.json("get", ids[1])["since"] is None, "it has not started"
+    assert [one["job_id"] for one in toc.json("running") if one["since"] is None] == [str(ids[1])]
     waits = toc.json("get", waiting)
     assert waits["slot"].startswith(f"{topic}_")
     assert "owner" not in waits

@@ -114,9 +114,12 @@ def _late(record: Record, *, as_json: bool) -> None:
     if as_json:
         print_json(record)
         return
+    if record["waiting"]:
+        say("late, and not started yet:")
+        show(record["waiting"], as_json=False, empty="")
     causes = [{name: one[name] for name in one if name != "worker"} for one in record["causes"]]
     show(causes, as_json=False, empty="no task was late")
-    if record["more"]:
+    if record["more"] or record["more_waiting"]:
         say("there was more: give --limit, or a later --after")
 
 

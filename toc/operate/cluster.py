@@ -147,7 +147,8 @@ def slots(doing: Doing, topic: str | None = None) -> Record:
 def running_tasks(doing: Doing, limit: int, topic: str | None = None) -> Record:
     """Show the tasks that run now, where, and since when.
 
-    A task counts that a worker has taken more than 0.75 s ago. Consumers that pull are not shown.
+    A task counts that a worker has taken more than 0.75 s ago; without `since`, it has not started yet.
+    Consumers that pull are not shown.
 
     toc: Example: toc running --topic order.close
     """

@@ -2,15 +2,17 @@
 be seen now. Every door shows the same.
 
 Those run whose rows a worker has leased, as it does 0.75 s after the take. A task that a worker has taken and
-not started yet counts too.
+not started yet counts too, without ``since``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from typing_extensions import TypedDict
@@ -44,8 +46,8 @@ CONSUMER = "a consumer"
 
 
 class Running(NamedTuple):
-    """Where a task runs. ``worker`` and ``host`` are None if nobody knows; ``since`` (ms) is None if the row
-    does not say it."""
+    """Where a task runs. ``worker`` and ``host`` are None if nobody knows; ``since`` (ms) is None if it
+    has not started."""
 
     job_id: int
     slot: Slot
@@ -170,7 +172,7 @@ def _so_far(
     """Return why a pending task is late so far: until it runs, or is due again, its past tells; after that
     what can be seen now."""
     where = where_of(center, row, topic)
-    started = None if where is None else where.since or now
+    started = None if where is None else where.since
     if started is not None and started - due <= LATE_MS:
         return None
     waits_since = max(row.next_time, due)
@@ -220,13 +222,48 @@ def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:
     return same or Span(Cause.BACKLOG, 0, 0)
 
 
+def _waiting(
+    center: TimeoutCenter, topics: Sequence[Topic], *, servers: bool
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return of each topic how many tasks are late and have not started, with why the first has not; and
+    whether there are more than were read. A paused topic's too."""
+    from toc.store.tasks.scan import ROWS_READ, TABLES_READ, Position
+
+    store, by_type = center.store, {topic.biz_type: topic for topic in topics}
+    of = f" AND biz_type IN ({','.join(map(str, by_type))})" if by_type else " AND 1=0"
+    before = center.clock.now_ms() - LATE_MS
+    due = store.scans.scan(store.tables, {}, 0, before, 1)
+    starts = dict.fromkeys(due.with_due_rows[:TABLES_READ], Position(0))
+    pages = store.scans.page(starts, before, ROWS_READ, where=f"{of} AND {store.leases.unstarted()}")
+    rows = sorted((row for page in pages.values() for row in page), key=attrgetter("position"))
+    tasks = Counter(row.biz_type for row in rows)
+    first = {row.biz_type: row.job_id for row in reversed(rows)}
+    found: list[dict[str, Any]] = []
+    for biz_type, job_id in first.items():
+        topic, one = by_type[biz_type], store.get(job_id)
+        shown = None if one is None else why(center, one, topic, servers=servers)
+        if shown is not None and shown["started"] is None:  # else it has just started
+            share = shown["shares"][0]
+            found.append({
+                "topic": topic.name, "cause": shown["cause"], "tasks": tasks[biz_type],
+                "worst_seconds": shown["seconds"], "since": share["since"], "worst_job_id": str(job_id),
+                "evidence": share["evidence"], "remedy": shown["remedy"],
+            })  # fmt: skip
+    found.sort(key=itemgetter("worst_seconds"), reverse=True)
+    more = len(due.with_due_rows) > TABLES_READ or ROWS_READ in map(len, pages.values())
+    return found, more or bool(due.failed or pages.unanswered)
+
+
 class LateTasks(TypedDict):
     """What made tasks late: ``causes`` by topic and cause, most tasks first, each with its worst task;
-    ``episodes``, of each process and some seconds, the latest first.
+    ``episodes``, of each process and some seconds, the latest first. ``waiting``: by topic, what keeps
+    tasks now that are late and have not started.
 
-    ``more``: there were further episodes, which neither counts.
+    ``more``: there were further episodes, which neither counts; ``more_waiting``: further tasks.
     """
 
+    waiting: list[dict[str, Any]]
+    more_waiting: bool
     causes: list[dict[str, Any]]
     episodes: list[dict[str, Any]]
     more: bool
@@ -241,7 +278,8 @@ def late(
     doing: Doing, limit: int, topic: str | None = None, cause: Cause | None = None,
     after: datetime | None = None,
 ) -> Record:  # fmt: skip
-    """Show how many tasks started more than a second late, by topic and cause, and the worst of each.
+    """Show how many tasks started more than a second late, by topic and cause, and the worst of each; and
+    those that are late and have not started.
 
     toc: `toc get JOB_ID` says it of one task.
 
@@ -255,9 +293,14 @@ def late(
     elif doing.token is not None and not doing.token.everywhere:
         names = [name for name in center.catalog.known() if doing.sees(name)]
     found = center.store.episodes.list(since, limit, names, cause)
-    if not doing.may(Right.READ_CLUSTER):
+    servers = doing.may(Right.READ_CLUSTER)
+    topics = [one for one in center.store.topics.list() if names is None or one.name in names]
+    waiting, more_waiting = _waiting(center, topics, servers=servers)
+    if not servers:
         found = [lateness.without_servers(one)._replace(who="") for one in found]
     return {
+        "waiting": [one for one in waiting if cause in (None, one["cause"])],
+        "more_waiting": more_waiting,
         "causes": [{**one.shown(), "remedy": CAUSES[one.cause].remedy} for one in lateness.by_cause(found)],
         "episodes": [one.shown() for one in found],
         "more": len(found) == limit,

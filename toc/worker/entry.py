@@ -76,6 +76,8 @@ class Lease(NamedTuple):
     """When to ask for a longer one. 0: it has not asked yet."""
     possible: bool
     """It has one, or has asked and does not know the answer."""
+    told: bool = False
+    """The row says that it has started."""
 
 
 NO_LEASE = Lease(0.0, 0.0, possible=False)

@@ -76,7 +76,16 @@ class LeaseKeeper:
             for entry in held
             if (len(self._asked) == 1 or self._tools.store.server_of(entry.job_id) == number)
             and entry.checked  # [rule: lease-of-held]
-            and now >= (entry.lease.ask_at or entry.held + LEASE_AFTER_SECONDS)
+            and (
+                now >= (entry.lease.ask_at or entry.held + LEASE_AFTER_SECONDS)
+                # It got the lease before it started, and runs on: its row says so.
+                or (
+                    entry.lease.until
+                    and not entry.lease.told
+                    and entry.started
+                    and now >= entry.started + LEASE_AFTER_SECONDS
+                )
+            )
             and (entry.started or now < entry.lease.until or _in_time(entry, now))
         ]
         if due:
@@ -121,6 +130,7 @@ class LeaseKeeper:
         asked = self._tools.clock.monotonic()
         checked = [entry for entry in entries if entry.checked]
         before = {entry.job_id: entry.lease for entry in entries}
+        waiting = {entry.job_id for entry in entries if not entry.started}
         for entry in entries:
             entry.lease = entry.lease._replace(possible=True)
             self._asked[self._tools.store.server_of(entry.job_id)][entry] = None
@@ -130,6 +140,7 @@ class LeaseKeeper:
             {entry.job_id: entry.row for entry in checked},
             {entry.job_id for entry in checked if not _in_time(entry, asked)},
             due_by,
+            waiting,
         )
         for entry in entries:
             error = ours.unanswered.get(entry.job_id)
@@ -140,7 +151,8 @@ class LeaseKeeper:
                 continue
             timeout = entry.topic.prepare_timeout
             if ours[entry.job_id]:
-                entry.lease = Lease(asked + timeout, asked + timeout / 3, possible=True)
+                told = entry.job_id not in waiting
+                entry.lease = Lease(asked + timeout, asked + timeout / 3, possible=True, told=told)
             else:
                 entry.lease = NO_LEASE._replace(ask_at=asked + AGAIN_SECONDS)  # [rule: asked-again]
         return ours.unanswered

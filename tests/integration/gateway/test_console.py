@@ -388,8 +388,11 @@ def test_a_search_for_what_is_no_job_id_says_so(shared: Gateway) -> None:
 
 
 def test_the_overview_says_which_topics_are_paused(shared: Gateway) -> None:
-    shared.system.center.store.topics.create(Topic("test.halted", 979, 1, paused=True))
+    shared.call("POST", "/v1/topics", {"name": "test.halted", "biz_type": 979, "slot_amount": 1})
+    assert shared.call("POST", "/v1/topics/test.halted:pause", {}).status == 200
+    assert shared.submit("test.halted", delay=0.1).status == 201
     browser = Browser(shared, "read")
+    assert until(lambda: "\npaused\ntest.halted\n1\n" in browser.get("/late").text, 20), "and who waits"
     assert until(lambda: "test.halted\nyes" in browser.get("").text, 10)
     assert "test.doomed\nno" in browser.get("").text
 

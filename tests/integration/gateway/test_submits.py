@@ -316,9 +316,19 @@ def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(
     gateway.make_token("reads", "read")
     assert "paused" in late("reads")["sentence"]
 
+    def waiting(query: str = "") -> Any:
+        return gateway.call("GET", f"/v1/late{query}", token="reads").body["waiting"]
+
+    (one,) = waiting()
+    assert (one["topic"], one["cause"], one["tasks"]) == ("test.sync", "paused", 1)
+    assert (one["worst_job_id"], one["evidence"].startswith("since ")) == (made, True)
+    assert one["worst_seconds"] >= 1
+    assert waiting("?cause=backlog") == waiting("?topic=test.async") == []
+
     resume.perform(Doing(system.center, "ann@ops", resume.right), {**operate, "rate": 0})
     system.start(processes=1)
     system.wait(lambda: not system.pending([int(made)]), "it has run", 10)
+    assert waiting() == []
     told = late()
     assert told["cause"] == "paused"
     assert told["sentence"].startswith("It started ")
@@ -364,6 +374,35 @@ def test_what_made_tasks_late_is_counted_as_far_as_a_token_sees_it(system: Syste
     told = gateway.call("GET", f"/v1/tasks/{job_id}").body["late"]
     assert told["sentence"].startswith("It started 5."), told
     assert "because it was stored after its time" in told["sentence"]
+
+
+def test_a_task_that_its_worker_has_not_started_is_told_from_one_that_runs(
+    system: System, gateway: Gateway, tmp_path: Path
+) -> None:
+    system.start(processes=1, threads=1)
+    ends = [tmp_path / f"end-{n}" for n in range(2)]
+    first = gateway.submit(delay=0.1, attribute={"until": str(ends[0])}).body["job_id"]
+
+    def running() -> dict[str, str | None]:
+        tasks = gateway.call("GET", "/v1/running?topic=test.sync").body["tasks"]
+        return {one["job_id"]: one["since"] for one in tasks}
+
+    system.wait(lambda: running().get(first), "the first runs", 10)
+    second = gateway.submit(delay=0.1, attribute={"until": str(ends[1])}).body["job_id"]
+    system.wait(lambda: second in running(), "the second is taken", 10)
+    assert running()[second] is None
+
+    def waiting() -> Any:
+        return gateway.call("GET", "/v1/late").body["waiting"]
+
+    (one,) = system.wait(waiting, "the second is late", 10)
+    assert (one["worst_job_id"], one["tasks"]) == (second, 1)
+    assert gateway.call("GET", f"/v1/tasks/{second}").body["late"]["started"] is None
+    ends[0].touch()
+    system.wait(lambda: running().get(second), "the second runs", 10)
+    assert waiting() == []
+    ends[1].touch()
+    system.wait(lambda: not system.pending([int(first), int(second)]), "both have run", 10)
 
 
 def test_a_pulled_task_that_nobody_asks_for_says_so(system: System, gateway: Gateway) -> None:

@@ -26,6 +26,7 @@ CAUSES = columns(
     "remedy: What to do",
     worst_job_id="/console/tasks/{worst_job_id}",
 )
+WAITING = tuple(one for one in CAUSES if one.key != "until")
 EPISODES = columns("since, until, cause, topic, tasks, worst_seconds: Worst, evidence, worker")
 STEPS = columns("at: From, due, waiting: Waiting at its end")
 
@@ -90,6 +91,9 @@ async def late(view: View) -> Content:
     blocks: list[Block] = [Form(fields=fields_of("GET /v1/late", view.query, leave_out=("limit",)))]
     blocks += part.notes
     if part.value is not None:
+        some = "There are more, which are not counted." if part.value["more_waiting"] else ""
+        waiting = part.value["waiting"]
+        blocks.append(Table("Not started yet", some, WAITING, waiting, empty="No task is late now."))
         more = "There are earlier ones, which are not counted." if part.value["more"] else ""
         blocks.append(Table("Why", more, CAUSES, part.value["causes"], empty="No task has started late."))
         blocks.append(Table("When", "", EPISODES, part.value["episodes"][:MOST]))

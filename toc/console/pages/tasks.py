@@ -67,7 +67,7 @@ async def running(view: View) -> Content:
     part = await view.part("Running tasks", "GET /v1/running", {"limit": "1000"}, fresh=CLUSTER_SECONDS)
     blocks = list(part.notes)
     if part.value is not None:
-        about = "With those that their worker has taken and not started yet."
+        about = "Those without a time have been taken by their worker, and have not started yet."
         table = Table("", about, RUNNING, part.value["tasks"], empty="No task runs in a worker.")
         blocks.append(table)
     return Content("Running now", blocks, part.at)

@@ -103,6 +103,10 @@ class Leases:
         """Return the SQL condition that a row has a lease that has not run out, for reads on any server."""
         return f"lease_owner IS NOT NULL AND lease_until>{self._shards.servers[0].from_now(0)}"
 
+    def unstarted(self) -> str:
+        """Return the SQL condition that no worker says of a row that it runs it, for reads on any server."""
+        return f"(lease_since IS NULL OR NOT ({self.held()}))"
+
     def _none_but(self, server: DatabaseServer, owner: int) -> str:
         owners = sql.numbers((owner, *self._dead))
         ended = f"lease_until IS NULL OR lease_until<{server.from_now(0)}"  # NULL as in ``judged``
@@ -113,14 +117,16 @@ class Leases:
     def take(
         self, seconds: Mapping[int, int], tries: Mapping[int, TryRow] | None = None,
         renew: Collection[int] = frozenset(), due_by: int | None = None,
+        waiting: Collection[int] = frozenset(),
     ) -> Answers[bool]:  # fmt: skip
         """Take or renew leases of these seconds from now on pending rows that no other worker has leased.
 
         An expired lease is not taken over: first the try that ended with it is charged (``Batches.fail``).
         Nor is a row leased if the failure of the requesting try is already written: ``tries`` are the rows as
         the tries read them. Leases of ``renew`` are only renewed, never taken anew. No row gets one that is
-        not due by ``due_by`` (ms), as after a reschedule. Returns whether this worker now has each row's
-        lease. May be repeated after a lost answer.
+        not due by ``due_by`` (ms), as after a reschedule. Those ``waiting`` have not started: their rows
+        say of none since when it runs. Returns whether this worker now has each row's lease. May be repeated
+        after a lost answer.
         """
 
         kinds = {
@@ -128,6 +134,7 @@ class Leases:
                 lasts,
                 "" if job_id in renew else "lease_owner IS NULL OR ",  # [rule: renew-only]
                 _unfailed(tries.get(job_id) if tries else None),
+                job_id in waiting,
             )
             for job_id, lasts in seconds.items()
         }
@@ -136,15 +143,17 @@ class Leases:
             due = "" if due_by is None else f" AND next_time<={server.instant(due_by)}"
             now, mine = server.from_now(0), f"lease_owner={self._me:d}"
             # lease_since before the others: MySQL assigns from left to right
-            since = f"CASE WHEN {mine} THEN COALESCE(lease_since,{now}) ELSE {now} END"
+            since = {
+                False: f"CASE WHEN {mine} THEN COALESCE(lease_since,{now}) ELSE {now} END", True: "NULL"
+            }  # fmt: skip
             updates = [
                 Statement(
                     f"UPDATE {server.by_primary_key(self._shards.names[table])} SET "
-                    f"lease_since={since},{mine},lease_until={server.from_now(lasts * 1000)} "
+                    f"lease_since={since[waits]},{mine},lease_until={server.from_now(lasts * 1000)} "
                     f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
                     f"AND ({nobodys}{mine}){unfailed}{due}"
                 )
-                for (table, (lasts, nobodys, unfailed)), part in sql.alike(ids, kinds).items()
+                for (table, (lasts, nobodys, unfailed, waits)), part in sql.alike(ids, kinds).items()
             ]
             matched = sum(result.matched for result in server.run(updates, transaction=True, outwait=False))
             asked = {job_id for part in ids.values() for job_id in part}
@@ -162,7 +171,8 @@ class Leases:
         return Answers({one: one in ours for one in seconds if one not in parts.failed}, parts.failed)
 
     def living(self, job_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
-        """Return of those of these rows that a worker has leased its number, and since when (ms)."""
+        """Return of those of these rows that a worker has leased its number, and since when it runs
+        (ms), 0 if it has not started."""
 
         def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, int]]:
             since = f"COALESCE({server.milliseconds('lease_since')},0)"
