@@ -242,8 +242,9 @@ class _Past:
 
     def _end(self, line: dict[str, Any]) -> None:
         pid = line["pid"]
-        # The oldest that is open: two of one process at once are an error anyway.
-        for run in self.jobs[line["job"]].runs:
+        # The oldest that is open: two of one process at once are an error anyway. A copy of a process has
+        # begun none, and its file may be the first to be read.
+        for run in self._job(line["job"]).runs:
             if run.pid == pid and not run.end and run.attempt == line["try"]:
                 run.end, run.outcome = line["mono"], line["out"]
                 break

@@ -415,6 +415,13 @@ def test_an_orderly_stop_charges_nothing(story: Story) -> None:
     assert broken(story.verdict()) == "R"
 
 
+def test_the_end_that_a_copy_of_a_process_tells_is_no_end_of_its_try_whichever_file_is_read_first(
+    story: Story,
+) -> None:
+    story.line("end", 0.1, 1, job=1, out="ok", **{"try": 1})  # the file of this pid is the first
+    assert story.submit().run(0.05, 0.2, pid=200).row().verdict().clean
+
+
 def test_a_task_that_died_of_a_crash(story: Story) -> None:
     story.retries = 2
     story.submit().place("dead").row(TaskStatus.DEAD, 2, attempts=2)
