@@ -145,6 +145,11 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     parts = {line.part for line in lines if line.level is Level.OK}
     assert parts == {"database", "redis", "zookeeper", "workers", "slots", "tasks"}
     assert having(lines, Level.OK, "its clock is")
+    assert not having(lines, Level.OK, "paused")
+    center.store.topics.alter("test.async", paused=True)
+    assert having(
+        doctor.examine(center), Level.OK, "none is overdue by more than 10 s; those of paused topics"
+    )
 
     doomed = center.submit("test.sync", biz_id=3, delay=0.1, attribute={"dead": 1})
     system.wait(lambda: (row := center.store.get(doomed)) is not None and row.status == 4, "it is dead", 10)
@@ -158,7 +163,6 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     for n, biz_type in enumerate((77, 78, 99, 79), 1):
         late = replace_row(stale, status=0, biz_type=biz_type, action_time=long_ago, next_time=long_ago)
         insert(center.store, replace_row(late, job_id=stale.job_id ^ n, slot_amount=2))
-    center.store.topics.alter("test.async", paused=True)
     lines = doctor.examine(center)
     expected = [
         (Level.REFUSE, "test.nobody", "no worker handles it"),

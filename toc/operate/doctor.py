@@ -516,7 +516,8 @@ def _overdue(
             do = "see the other lines; then run this again"
             lines.append(Line(Level.WARN, "tasks", "-", what, do))
     elif not lines:
-        what = f"none is overdue by more than {OVERDUE_MS // 1000} s"
+        aside = "; those of paused topics are not looked at" if any(topic.paused for topic in topics) else ""
+        what = f"none is overdue by more than {OVERDUE_MS // 1000} s{aside}"
         lines.append(Line(Level.OK, "tasks", "-", what, ""))
     yield from lines
 
