@@ -18,6 +18,7 @@ from harness.patience import until
 from harness.rows import known
 from harness.tables import engine_of
 from sqlalchemy.orm import Session
+from typer.testing import CliRunner
 
 from toc import (
     AsyncTimeoutCenter,
@@ -30,6 +31,7 @@ from toc import (
     TimeoutCenter,
     Unavailable,
 )
+from toc.cli.main import app
 from toc.model.errors import ConfigError, DuplicateHandler
 from toc.testing import InjectedFailure, KitError, NeedsAwait, Toc, TooManyCalls, running
 
@@ -97,6 +99,15 @@ def test_a_deadline_that_the_application_computes_itself_is_the_same(toc: Toc, s
     shop.center.submit("order.close", biz_id=1, action_time=datetime.now(UTC) + timedelta(days=7))
     toc.assert_submitted("order.close", biz_id=1, due_in="7d")
     assert toc.advance("7d") == 1
+
+
+def test_a_command_reschedules_from_the_time_of_the_kit(toc: Toc, shop: Shop) -> None:
+    job_id = shop.center.submit("order.close", biz_id=1, delay=timedelta(days=3))
+    toc.advance("1d")
+    done = CliRunner().invoke(app, ["reschedule", str(job_id), "--delay", "2h"])
+    assert done.exit_code == 0, done.output
+    due = known(shop.center.get(job_id)).action_time
+    assert timedelta(hours=1) < due - toc.now <= timedelta(hours=2)
 
 
 def test_tasks_run_in_the_order_of_their_times_and_the_clock_stands_at_each(toc: Toc, shop: Shop) -> None:

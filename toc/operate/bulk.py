@@ -10,12 +10,12 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from toc.model.access import Action as Right
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
-from toc.model.clock import to_ms
+from toc.model.clock import from_ms, to_ms
 from toc.model.documents import instant
 from toc.model.errors import InvalidInput, NotGranted, NotInFuture, PartialCancel, UnknownBulk, shown
 from toc.model.task import RescheduleOutcome, TaskStatus
@@ -327,17 +327,18 @@ def reschedule(
         raise InvalidInput("give --delay or --action-time")
     job_id, chosen = _chosen(**which)
     center, most = doing.center, doing.center.settings.max_delay
+    now = from_ms(center.clock.now_ms())
     if delay is not None and delay > most:
         raise InvalidInput(f"{delay:g} s is further ahead than TOC_MAX_DELAY={most:g} s")
     if job_id is not None:
         if dry_run:
             return {"would_reschedule": _pending(doing, job_id)}
-        at = action_time or datetime.now(UTC) + timedelta(seconds=delay or 0)
+        at = action_time or now + timedelta(seconds=delay or 0)
         outcome = center.reschedule(job_id, action_time=at, expires_at=expires_at)
         moved = outcome in (RescheduleOutcome.RESCHEDULED, RescheduleOutcome.MAY_HAVE_STARTED)
         due_at = instant(to_ms(at)) if moved else None
         return {"job_id": str(job_id), "outcome": outcome.value, "action_time": due_at}
-    if action_time is not None and action_time <= datetime.now(UTC) and not dry_run:
+    if action_time is not None and action_time <= now and not dry_run:
         raise NotInFuture(f"{action_time.isoformat()} is not after now; give a later time")
     when = {"delay": delay, "action_time": action_time, "expires_at": expires_at}
     ask = "biz_id" not in chosen

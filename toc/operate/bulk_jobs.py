@@ -16,13 +16,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from toc.failpoint import failpoint
 from toc.loop import PREFIX
 from toc.model import documents, errors
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
+from toc.model.clock import from_ms
 from toc.model.errors import IndexUnavailable, InvalidInput, TocError
 from toc.model.task import CancelOutcome, TaskStatus
 from toc.model.topic import Slot
@@ -205,7 +206,7 @@ def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> 
     expiry = None if ends is None else documents.parse_instant(ends)
     found: dict[int, str] = {}
     for job_id in job_ids:
-        later = datetime.now(UTC) + timedelta(seconds=job.details.get("delay", 0))
+        later = from_ms(center.clock.now_ms()) + timedelta(seconds=job.details.get("delay", 0))
         due = later if at is None else documents.parse_instant(at)
         try:
             found[job_id] = center.reschedule(job_id, action_time=due, expires_at=expiry).value
