@@ -127,7 +127,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulate")
     for each in fields(Plan):
         kind = type(each.default)
-        parser.add_argument(f"--{each.name.replace('_', '-')}", type=kind, default=each.default)
+        name, value = each.name.replace("_", "-"), f"{each.default:g}"
+        parser.add_argument(f"--{name}", type=kind, default=each.default, metavar="N", help=value)
     parser.add_argument("--measure", action="store_true", help="measure the costs on this machine first")
     parser.add_argument("--check", action="store_true", help="compare with toc itself on this machine")
     parser.add_argument("--json", action="store_true")
