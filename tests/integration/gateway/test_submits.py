@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.console import Browser
 from harness.gateway import Gateway, Reply
 from harness.patience import until
 from harness.programs import need
@@ -398,11 +400,17 @@ def test_a_task_that_its_worker_has_not_started_is_told_from_one_that_runs(
     (one,) = system.wait(waiting, "the second is late", 10)
     assert (one["worst_job_id"], one["tasks"]) == (second, 1)
     assert gateway.call("GET", f"/v1/tasks/{second}").body["late"]["started"] is None
+    rest = [gateway.submit(biz_id=n, delay=0.1).body["job_id"] for n in range(2, 12)]
+    system.wait(lambda: len(running()) == 12, "all are taken", 10)
+    assert next(iter(running())) != first, "they are in the order of their slots"
+    listed = re.findall(r"^\d{15,}$", Browser(gateway).get("/running").text, re.MULTILINE)
+    assert (listed[0], len(listed)) == (first, 12), "those that run come first"
     ends[0].touch()
     system.wait(lambda: running().get(second), "the second runs", 10)
-    assert waiting() == []
+    assert second not in {one["worst_job_id"] for one in waiting()}
     ends[1].touch()
-    system.wait(lambda: not system.pending([int(first), int(second)]), "both have run", 10)
+    jobs = list(map(int, (first, second, *rest)))
+    system.wait(lambda: not system.pending(jobs), "all have run", 10)
 
 
 def test_a_pulled_task_that_nobody_asks_for_says_so(system: System, gateway: Gateway) -> None:

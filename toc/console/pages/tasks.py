@@ -68,7 +68,8 @@ async def running(view: View) -> Content:
     blocks = list(part.notes)
     if part.value is not None:
         about = "Those without a time have been taken by their worker, and have not started yet."
-        table = Table("", about, RUNNING, part.value["tasks"], empty="No task runs in a worker.")
+        tasks = sorted(part.value["tasks"], key=lambda one: one["since"] is None)
+        table = Table("", about, RUNNING, tasks, empty="No task runs in a worker.")
         blocks.append(table)
     return Content("Running now", blocks, part.at)
 
