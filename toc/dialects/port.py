@@ -169,13 +169,14 @@ class Port:
         failpoint("pull.sent")
         leases = [one.key for one in handed]
         for _ in range(ACKS):
-            outcomes = await service.pulls.ack(leases)
-            leases = [
-                lease for lease, what in zip(leases, outcomes, strict=True) if isinstance(what, TocError)
-            ]
-            if not leases or service.stopping:
+            outcomes = zip(leases, await service.pulls.ack(leases), strict=True)
+            failed = {lease: what for lease, what in outcomes if isinstance(what, TocError)}
+            if not (leases := list(failed)):
                 return
+            if service.stopping:
+                break
             await asyncio.sleep(ACK_AGAIN_SECONDS)
+        log.warning("rows_not_written", tries=len(leases), error=str(failed[leases[0]]))  # they come again
 
     def _failed(self, request: Request, error: Exception) -> Reply:
         if not isinstance(error, TocError):
