@@ -127,7 +127,7 @@ def _lateness(record: Record, *, as_json: bool) -> None:
     if as_json:
         print_json(record)
         return
-    show(record["topics"], as_json=False, empty="nothing was started in the last hour")
+    show(record["topics"], as_json=False, empty="no numbers of the last hour; workers write them each minute")
     for one in record["members"] or ():
         say(f"{one['member']} wrote its numbers {one['age']:.0f} s ago")
 
