@@ -204,7 +204,7 @@ def test_tasks_that_hold_two_processes_at_once_again_and_again_end_alone(case: C
         system.wait(lambda: not system.pending(poison), "both are dead", 180)
     killed = len(daemon.events("worker_killed"))
     rows = system.center.store.read(poison)
-    assert all("while it ran alone" in (row.last_error or "") for row in rows.values())
+    assert all("the last time alone" in (row.last_error or "") for row in rows.values())
     late = system.late(load.job_ids)
     line.prove(3 <= killed <= 6, f"{killed} processes were silent and were killed; others meanwhile: {late}")
     # As many such tasks as processes hold all of them, until each has done so three times.
