@@ -212,7 +212,7 @@ def check_topic_name(name: object, field: str = "topic") -> str:
 
 
 MOST_COMPARED = 200
-"""Names among which a misspelt one is looked for: up to 30 us each, in a gateway on its event loop."""
+"""Names among which a misspelt one is looked for: up to 30 us each."""
 
 
 def unknown_topic(name: str, known: Iterable[str], do: str) -> UnknownTopic:

@@ -402,7 +402,7 @@ class Batcher:
             await self.read_topics()
             topic = self.center.catalog.known().get(name)
         if topic is None:
-            raise self.center.catalog.unknown(name)
+            raise errors.UnknownTopic(f"there is no topic {name!r}", name)
         return topic
 
     async def read_topics(self) -> None:
