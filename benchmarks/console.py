@@ -3,7 +3,8 @@
 ``python -m benchmarks.console [--pending N] [--dead N] [--seconds N]`` starts MariaDB, Redis, a gateway and a
 worker, asks for each page one by one, on a small system and then with so many tasks pending and dead, and
 prints milliseconds from request to last byte as JSON. Of an open page it tells the share of a core that the
-gateway and the servers use more than without it.
+gateway, the worker and the servers use more than just before, without it. Some tasks of a paused topic are
+overdue, as the page of late tasks reads those.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ AT_ONCE = 10_000
 WEEK = 7 * 86_400
 ERRORS = 20
 """How many kinds of errors the dead tasks have."""
+HELD = 5000
+"""How many tasks of the paused topic are overdue."""
+OPEN = ("", "/late", "/running", "/workers", "/health", "/topics/bench", "/tasks?topic=bench")
+"""Pages that are kept open; of the last only the age is brought up to date."""
 
 center = TimeoutCenter()
 
@@ -106,9 +111,21 @@ def first_visit(reader: Reader) -> int:
     return len(page) + sum(len(reader.get(one)) for one in assets)
 
 
-def share(stage: Stage, seconds: float) -> float:
-    """Percent of a core that the gateway and the servers use now."""
-    pids = [*processes.tree(stage.gateway.pid), *stage.pids().values()]
+def opened(stage: Stage, worker: int, seconds: float) -> dict[str, str]:
+    """What each page costs while it is open."""
+    found = {}
+    for path in OPEN:
+        rest = share(stage, worker, seconds)
+        with Reader(stage).stream(f"/console{path}"):
+            time.sleep(1)  # its first reading is that of any page
+            more = share(stage, worker, seconds) - rest
+        found[f"/console{path}"] = f"{more:.1f} % of a core (at rest {rest:.1f})"
+    return found
+
+
+def share(stage: Stage, worker: int, seconds: float) -> float:
+    """Percent of a core that the gateway, the worker and the servers use now."""
+    pids = [*processes.tree(stage.gateway.pid), *processes.tree(worker), *stage.pids().values()]
     before, began = processes.cpu_seconds(pids), time.perf_counter()
     time.sleep(seconds)
     return 100 * (processes.cpu_seconds(pids) - before) / (time.perf_counter() - began)
@@ -121,10 +138,10 @@ def fill(stage: Stage, topic: str, count: int, delay: float, spread: float) -> N
         stage.center.submit_many([NewTask(topic, n, delay=delay + spread * n / count) for n in some])
 
 
-def settle(stage: Stage, dead: int) -> None:
+def settle(stage: Stage, worker: int, dead: int) -> None:
     """Wait until so many tasks have died, and the servers are at rest."""
     assert until(lambda: _dead(stage) >= dead, 1200), _dead(stage)
-    until(lambda: share(stage, 2) < 25, 120)
+    until(lambda: share(stage, worker, 2) < 25, 120)
 
 
 def _dead(stage: Stage) -> int:
@@ -137,6 +154,7 @@ def _dead(stage: Stage) -> int:
 def measure(stage: Stage, pending: int, dead: int, seconds: float) -> dict[str, Any]:
     """Measure on a small system, and then on a full one."""
     stage.center.store.topics.create(Topic("dies", 900, 16, retries=1))
+    stage.center.store.topics.create(Topic("held", 901, 16, paused=True))
     stage.center.catalog.refresh()
     command = [
         sys.executable,
@@ -153,16 +171,15 @@ def measure(stage: Stage, pending: int, dead: int, seconds: float) -> dict[str, 
     try:
         fill(stage, "bench", 100, 60, WEEK)
         fill(stage, "dies", 100, 1, 1)
-        settle(stage, 100)
-        found = {"small": _of(stage), "first visit, bytes": first_visit(Reader(stage))}
-        found["at rest, % of a core"] = rest = share(stage, seconds)
-        with Reader(stage).stream("/console"):
-            found["with an open overview, % of a core"] = with_page = share(stage, seconds)
-        found["an open page, % of a core"] = with_page - rest
+        settle(stage, worker.pid, 100)
+        found: dict[str, Any] = {"first visit, bytes": first_visit(Reader(stage)), "small": _of(stage)}
+        found["open, small"] = opened(stage, worker.pid, seconds)
         fill(stage, "bench", pending, 60, WEEK)
         fill(stage, "dies", dead, 5, 60)
-        settle(stage, dead)
-        return found | {f"{pending:,} pending, {dead:,} dead": _of(stage)}
+        fill(stage, "held", min(HELD, pending), 1, 1)
+        settle(stage, worker.pid, dead)
+        full = f"{pending:,} pending, {dead:,} dead"
+        return found | {full: _of(stage), f"open, {full}": opened(stage, worker.pid, seconds)}
     finally:
         worker.terminate()
         worker.wait(60)
@@ -174,9 +191,9 @@ def _of(stage: Stage) -> dict[str, str]:
     paths = [
         "", "/health", "/topics", "/topics/bench", "/tasks", "/tasks?topic=bench",
         "/tasks?topic=bench&biz_id=7",
-        "/tasks?topic=dies&status=dead", f"/tasks/{first}", "/running", "/dead", "/dead?topic=dies",
+        "/tasks?topic=dies&status=dead", f"/tasks/{first}", "/running", "/late", "/dead", "/dead?topic=dies",
         "/dead?topic=dies&error=provider%203%20", "/workers", "/schedules", "/targets", "/tokens", "/audit",
-        "/bulk", "/do/cancel-all?topic=bench",
+        "/bulk", "/do/cancel-all?topic=bench", "/what-if?topic=bench&pause=2h",
     ]  # fmt: skip
     return pages(Reader(stage), [f"/console{one}" for one in paths])
 
@@ -186,7 +203,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pending", type=int, default=1_000_000)
     parser.add_argument("--dead", type=int, default=100_000)
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=30.0)
     arguments = parser.parse_args()
     stage = Stage(1)
     try:

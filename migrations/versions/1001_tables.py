@@ -141,6 +141,7 @@ IN_THE_FIRST_DATABASE: Tables = {
         target VARCHAR(128) DEFAULT '' NOT NULL,
         expires_in {u32} DEFAULT 0 NOT NULL,
         paused_at {u64} DEFAULT 0 NOT NULL,
+        paused_by VARCHAR(128) DEFAULT '' NOT NULL,
         PRIMARY KEY (name),
         CONSTRAINT uk_biz_type UNIQUE (biz_type)
         """,

@@ -125,6 +125,8 @@ class Topic:
     """When it was resumed, in epoch milliseconds."""
     paused_at: int = 0
     """When it was paused the last time, in epoch milliseconds."""
+    paused_by: str = ""
+    """Who did that."""
     delivery: Delivery = Delivery.HANDLER
     """Who starts its tasks: ``handler``, a worker; ``pull``, a consumer that asks a gateway; ``webhook``, a
     worker that sends them. Altered only while it is paused and none of its tasks is prepared or leased."""
@@ -284,7 +286,7 @@ def any_matches(patterns: Iterable[str], name: str) -> bool:
 MAX_TOPICS = 10_000
 """The largest cap of a template."""
 
-_OWN = {"name", "biz_type", "paused", "resume_rate", "resumed_at", "paused_at", "closed"}
+_OWN = {"name", "biz_type", "paused", "resume_rate", "resumed_at", "paused_at", "paused_by", "closed"}
 POLICIES = {one.name for one in fields(Topic)} - _OWN
 """The fields of a topic that a template sets."""
 

@@ -184,7 +184,8 @@ def _so_far(
     if not row.version and (stored := created_ms(row.job_id)) > due:
         spans.append(Span(Cause.STORED_LATE, due, stored, f"at {clock_time(stored)} UTC"))
     if topic.paused_at and topic.paused:
-        about = f"since {clock_time(topic.paused_at)} UTC"
+        by = f" by {topic.paused_by}" if topic.paused_by else ""
+        about = f"since {clock_time(topic.paused_at)} UTC{by}"
         spans.append(Span(Cause.PAUSED, topic.paused_at, until, about))
     elif topic.paused_at and topic.resumed_at > due:
         about = f"{clock_time(topic.paused_at)} to {clock_time(topic.resumed_at)} UTC"

@@ -190,7 +190,7 @@ def pause(doing: Doing, topic: str) -> Record:
 
     Returns after 2.5 s, when every worker knows it.
     """
-    return topic_record(alter_topic(doing.center, topic, {"paused": True}))
+    return topic_record(alter_topic(doing.center, topic, {"paused": True, "paused_by": doing.by}))
 
 
 @operation("topic.resume", "POST /v1/topics/{topic}:resume", Right.CHANGE_TOPIC, "Resume a topic", NAME,

@@ -212,7 +212,7 @@ def first_tables(metadata: MetaData) -> dict[str, Table]:
                 version=_U32, concurrency=_Maybe(_U32, "0"), resume_rate=_Maybe(_U32, "0"),
                 resumed_at=_Maybe(_U64, "0"), delivery=_Maybe(String(16), "'handler'"),
                 closed=_Maybe(_TINY, "0"), target=_Maybe(String(128), "''"), expires_in=_Maybe(_U32, "0"),
-                paused_at=_Maybe(_U64, "0"),
+                paused_at=_Maybe(_U64, "0"), paused_by=_Maybe(String(128), "''"),
             ),
             sa.UniqueConstraint("biz_type", name="uk_biz_type"),
         ),

@@ -393,6 +393,7 @@ def test_the_overview_says_which_topics_are_paused(shared: Gateway) -> None:
     assert shared.submit("test.halted", delay=0.1).status == 201
     browser = Browser(shared, "read")
     assert until(lambda: "\npaused\ntest.halted\n1\n" in browser.get("/late").text, 20), "and who waits"
+    assert re.search(r"since \d\d:\d\d:\d\d UTC by all\n", browser.get("/late").text)
     assert until(lambda: "test.halted\nyes" in browser.get("").text, 10)
     assert "test.doomed\nno" in browser.get("").text
 

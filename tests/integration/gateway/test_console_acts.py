@@ -170,7 +170,11 @@ def test_a_topic_is_paused_altered_and_resumed(shared: Gateway) -> None:
     assert offers(page) == {"/console/do/pause-topic", "/console/do/alter-topic"}
     page = follow(browser, press(browser, browser.get(f"/do/pause-topic?topic={TOPIC}")))
     topic = known(store.topics.get(TOPIC))
-    assert topic.paused
+    assert (topic.paused, topic.paused_by) == (True, "operate")
+    assert "Paused by\noperate" in page.text
+    assert shared.call("POST", f"/v1/topics/{TOPIC}:pause", {}).body["paused_by"] == "operate", (
+        "who was first"
+    )
     assert "/console/do/resume-topic" in offers(page)
 
     form = browser.get(f"/do/alter-topic?topic={TOPIC}")

@@ -106,7 +106,7 @@ POLICIES = columns(
     "delivery, topic_type: Type, paused, slot_amount: Slots, retries: Tries, biz_type: biz_type, closed, "
     "backoff, backoff_base: First wait, backoff_cap: Longest wait, prepare_timeout, max_runtime, horizon, "
     "horizon_in_force: Horizon in force, horizon_why: Why, retention, expires_in, concurrency, target, "
-    "resume_rate, paused_at: Last paused, resumed_at: Last resumed",
+    "resume_rate, paused_at: Last paused, paused_by, resumed_at: Last resumed",
     target="/console/targets/{target}",
 )
 

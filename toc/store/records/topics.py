@@ -81,16 +81,18 @@ class TopicTable(NamedTable[Topic]):
             raise TopicExists(f"{what} exists already; `toc topic list` shows all") from exc
 
     def alter(self, name: str, /, **changes: Any) -> Topic:
-        """Change policies of a topic and return the new topic, with the time at which it was paused.
+        """Change policies of a topic and return the new topic, with when and by whom it was paused.
 
         Raises UnknownTopic, and InvalidTopic for a value out of range or a field that
         cannot change.
         """
+        by = changes.pop("paused_by", "")[:128]
         for _ in range(REPEATS):
             topic, version = self.get_with_version(name)
             if "paused" in changes:  # a resume of a topic that is not paused only sets a rate
                 now = self._clock.now_ms() if changes["paused"] else 0
-                changes["paused_at"] = topic.paused_at if topic.paused else now
+                first = (topic.paused_at, topic.paused_by) if topic.paused else (now, by)
+                changes["paused_at"], changes["paused_by"] = first
             changed = altered(topic, changes)
             values = changed.values()
             if self._update(self._at(name, version), **{field: values[field] for field in changes}):
