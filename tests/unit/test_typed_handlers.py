@@ -20,7 +20,7 @@ from harness.rows import known
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypedDict
 
-from toc import Dead, Retry, Task, TaskStatus, TimeoutCenter
+from toc import Dead, NewTask, Retry, Task, TaskStatus, TimeoutCenter
 from toc.model.errors import DuplicateHandler, InvalidHandler, InvalidPayload, InvalidTopic
 from toc.model.raised import Misfit
 from toc.testing import Toc
@@ -140,7 +140,15 @@ def test_what_does_not_fit_is_refused_early(toc: Toc, center: TimeoutCenter, pay
     for carries in (remind.submit, remind.new):
         with pytest.raises(InvalidPayload, match="leave out attribute="):
             carries(Remind(1), biz_id=1, delay=1, attribute={"member": 1})  # type: ignore[call-arg]
+    new: dict[str, Any] = {"topic": "p.refused", "biz_id": 1, "delay": 1}
+    wrong: dict[str, Any]
+    for wrong in ({}, {"attribute": {"membr": 1}}, {"body": b"{}", "content_type": "application/json"}):
+        with pytest.raises(InvalidPayload, match="member: Field required"):
+            center.submit(**new, **wrong)
+        with pytest.raises(InvalidPayload, match="member: Field required"):
+            center.submit_many([NewTask(**new, **wrong)])
     assert toc.tasks() == []
+    assert center.submit(**new, attribute={"member": 1})
 
 
 @pytest.mark.parametrize("price", [float("nan"), float("inf")])
@@ -230,7 +238,7 @@ def test_a_task_that_was_given_back_unread_has_not_begun_late(toc: Toc, center: 
     def close(order: CloseOrder) -> None:
         """Never called."""
 
-    center.submit("p.late", biz_id=1, delay=1, attribute={"of": "another version"})
+    toc.center.submit("p.late", biz_id=1, delay=1, attribute={"of": "another version"})
     for _ in range(5):
         with suppress(Misfit):
             toc.advance("10s")
@@ -345,6 +353,39 @@ def test_who_says_nothing_of_types_gets_tasks() -> None:
     for number, function in enumerate(functions):
         center.handler(f"p.{number}", batch=5 if function in (many, seconds) else None)(function)
     assert len(center.handlers) == len(functions)
+
+
+def test_one_function_can_have_several_topics(toc: Toc, center: TimeoutCenter) -> None:
+    got: list[str] = []
+
+    @center.handler("p.one")
+    @center.handler("p.other")
+    async def both(task: Task) -> None:
+        got.append(task.topic)
+
+    for topic in ("p.one", "p.other"):
+        center.submit(topic, biz_id=1, delay=1)
+    toc.advance(1)
+    assert got == ["p.one", "p.other"]
+    assert repr(both).startswith("<handler of 'p.one': ")
+
+
+def test_a_second_parameter_that_may_be_left_out_gets_the_task(toc: Toc, center: TimeoutCenter) -> None:
+    got: list[Any] = []
+
+    @center.handler("p.optional")
+    def optional(_what: Remind, task: Task | None = None) -> None:
+        got.append(task and task.biz_id)
+
+    @center.handler("p.other")
+    def other(_what: Remind, more: int = 5) -> None:
+        got.append(more)
+
+    optional.submit(Remind(1), biz_id=7, delay=1)
+    other.submit(Remind(1), biz_id=7, delay=2)
+    optional(Remind(1))
+    toc.advance(2)
+    assert got == [None, 7, 5]
 
 
 def test_a_partial_or_an_object_can_be_a_typed_handler(toc: Toc, center: TimeoutCenter) -> None:

@@ -16,7 +16,7 @@ from toc.model.clock import to_ms
 from toc.model.documents import parse_object
 from toc.model.errors import InvalidAttribute, InvalidHandler, InvalidPayload
 from toc.model.raised import Misfit
-from toc.model.task import SCHEDULED_FOR, Dead, Task, encode_attribute
+from toc.model.task import SCHEDULED_FOR, Dead, NewTask, Task, encode_attribute
 
 T = TypeVar("T")
 JSON = "application/json"
@@ -93,7 +93,7 @@ class Payload(Generic[T]):
             return None
         return text
 
-    def read(self, task: Task) -> T:
+    def read(self, task: Task | NewTask) -> T:
         """Return the payload of a task. Raises InvalidPayload, which quotes nothing of it."""
         try:
             if not task.attribute and (task.content_type or "").startswith(JSON):
@@ -101,7 +101,7 @@ class Payload(Generic[T]):
             try:
                 return self._adapter.validate_json(encode_attribute(task.attribute))
             except ValueError:
-                if task.scheduled_for is None:
+                if isinstance(task, NewTask) or task.scheduled_for is None:
                     raise
                 own = {name: value for name, value in task.attribute.items() if name != SCHEDULED_FOR}
                 return self._adapter.validate_json(encode_attribute(own))

@@ -371,6 +371,7 @@ class Batcher:
             one = self.center._intake.submission(
                 task, lambda _name: topic, by_dialect=by_dialect, request=request
             )
+            self.center._check_payload(task)
             if task.target is not None and not self.center.targets.serves(task.target, task.topic):
                 check = partial(self.center.targets.check_usable, task.target, task.topic)
                 await asyncio.wrap_future(self._topics_thread.submit(check))

@@ -496,6 +496,7 @@ class TimeoutCenter(Parts, Registry[int]):
         one = self._intake.submission(
             task, lambda name: self.catalog.get(name), by_dialect=by_dialect, request=request
         )
+        self._check_payload(task)
         if task.target is not None:
             self.targets.check_usable(task.target, task.topic)
         return one

@@ -147,6 +147,9 @@ class Handled(Generic[T, P, R, S_co]):
         """Return what ``submit`` would store, for ``submit_many`` of a center. Raises InvalidPayload."""
         return NewTask(self.topic, biz_id, **self.fields(*payload, **options))
 
+    def __repr__(self) -> str:
+        return f"<handler of {self.topic!r}: {_name(self.function)}>"
+
     def fields(self, *payload: Any, **options: Any) -> dict[str, Any]:
         """Return these options of ``center.submit`` with those that carry a payload. Raises
         InvalidPayload."""
@@ -163,7 +166,7 @@ class Handled(Generic[T, P, R, S_co]):
         """Return an attribute, as JSON, that the handler can read: "" for none, or None."""
         return "" if self._payload is None else self._payload.example()
 
-    def payload(self, task: Task) -> T:
+    def payload(self, task: Task | NewTask) -> T:
         """Return the payload of a task of this topic. Raises InvalidPayload."""
         if self._payload is None:
             raise InvalidPayload(f"the handler of {self.topic!r} takes the task itself")
@@ -344,19 +347,26 @@ class Registry(Generic[S_co]):
         if policies:
             self.topic(topic, **policies)
 
-        def register(function: Callable[..., Any]) -> Handled[Any, ..., Any, S_co]:
+        def register(given: Callable[..., Any]) -> Handled[Any, ..., Any, S_co]:
+            function = given.function if isinstance(given, Handled) else given  # it has another topic too
             payload = _payload(topic, function, batch)
             one = Handled(topic, function, payload, self.submit)
-            arguments = 1 if payload is None or _required(function) < 2 else 2
+            arguments = 1 if payload is None or not _takes_task(function) else 2
             if arguments == 2:
                 _check_second(topic, function, batch)
             handler = Handler.of(topic, function, batch, arguments)
             call = _call_of(handler, payload, self.hooks, arguments)
             self.handlers[topic] = replace(handler, call=call, made_of=one)
-            self.handled += (topic, function), (topic, one)
+            self.handled += (topic, given), (topic, one)
             return one
 
         return register
+
+    def _check_payload(self, task: NewTask) -> None:
+        """Raise InvalidPayload if the topic's handler, if it is registered here, could not read the task."""
+        one = self.handlers.get(task.topic)
+        if one is not None and one.made_of is not None and one.made_of._payload is not None:
+            one.made_of.payload(task)
 
     def topic(self, name: str, **policies: Unpack[Policies]) -> None:
         """Declare a topic: ``toc topic sync`` creates it, or alters what is named here. Raises InvalidTopic,
@@ -489,11 +499,11 @@ def _returned(outcome: Any) -> Any:
     return outcome
 
 
-def _required(function: Callable[..., Any]) -> int:
-    """How many arguments it must get."""
+def _takes_task(function: Callable[..., Any]) -> bool:
+    """Whether its second parameter, if it has one, must be given, or names the Task."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = inspect.signature(function).parameters.values()
-    return sum(one.kind in kinds and one.default is one.empty for one in found)
+    second = [one for one in inspect.signature(function).parameters.values() if one.kind in kinds][1:2]
+    return any(one.default is one.empty or _A_TASK.search(str(one.annotation)) for one in second)
 
 
 def _payload(topic: str, function: Any, batch: int | None) -> Payload[Any] | None:
