@@ -143,7 +143,7 @@ def _trace(error: BaseException) -> str:
     own: TracebackType | None = error.__traceback__
     while own is not None and own.tb_frame.f_code.co_filename.startswith(_OURS):
         own = own.tb_next
-    return "".join(traceback.format_exception(type(error), error, own or error.__traceback__))
+    return "".join(traceback.format_exception(type(error), error, own))
 
 
 def _duration(seconds: float) -> str:
