@@ -233,21 +233,24 @@ def test_a_breakpoint_stops_in_the_terminal_and_uses_up_no_try(
     shown.await_text("handlers_abandoned", found["job_id"])
 
 
-def test_max_runtime_does_not_end_a_try_that_a_developer_looks_at(
-    tmp_path: Path, terminal: Callable[..., Terminal]
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_try_that_a_developer_looks_at_takes_as_long_as_it_does(
+    tmp_path: Path, terminal: Callable[..., Terminal], kind: str
 ) -> None:
-    program = PROGRAM.format("breakpoint()\n    print('closed', task.attempt)")
-    (tmp_path / "shop.py").write_text(program.replace("retries=1", "retries=1, max_runtime='1s'"))
+    program = PROGRAM.replace("def", kind).format("breakpoint()\n    print('closed', task.attempt)")
+    program = program.replace("retries=1", "retries=1, max_runtime='1s'")
+    (tmp_path / "shop.py").write_text(program)
     shown = terminal("--debug")
     shown.await_text("ready: order.close")
     shown.submit(1)
     shown.await_text("(Pdb)")
-    shown.type("import time; time.sleep(3); print('sl' + 'ept')\n")
+    shown.type("import time; time.sleep(5); print('sl' + 'ept')\n")
     shown.await_text("slept", "(Pdb)")
     shown.type("c\n")
     shown.await_text("closed 1", "processed  order.close 1:")
     found = json.loads(shown.toc("find", "--biz-id", "1", "--json"))
     assert [(one["status"], one["failed_tries"]) for one in found] == [("processed", 0)]
+    assert "event_loop_blocked" not in shown.all
 
 
 def test_a_try_that_ran_too_long_is_told_as_failed_and_never_as_processed(
@@ -279,7 +282,10 @@ def test_of_a_handler_that_ends_its_process_the_begin_and_the_death_are_told(
     shown.await_text("ready: order.close")
     shown.submit(1)
     shown.await_text(
-        "started    order.close 1:", "worker_died", "dead       order.close 1: its handler ended its process"
+        "started    order.close 1:",
+        "worker_died",
+        "tries_crashed",
+        "dead       order.close 1: its handler ended its process",
     )
 
 

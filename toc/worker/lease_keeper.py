@@ -23,7 +23,7 @@ from toc.store.tasks.batch import Guard
 from toc.store.tasks.leases import RAN_OUT
 from toc.worker.entry import NO_FENCE, NO_LEASE, Entry, Lease
 from toc.worker.settle.finish import Finisher
-from toc.worker.settle.moves import tell_unwritten
+from toc.worker.settle.moves import tell_crashed, tell_unwritten
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
@@ -202,6 +202,7 @@ class LeaseKeeper:
                     crashed.append((entry, crash))
         if crashed:  # written to their rows, which then say where the entries go
             guards = self._tools.store.crash([crash for _, crash in crashed])
+            tell_crashed(guards)
             tell_unwritten(guards.unanswered)  # they are checked again when they come back
             for entry, crash in crashed:
                 if guards.get(entry.job_id) is Guard.APPLIED:

@@ -24,7 +24,7 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS, TRIES
 from toc.store.servers.shards import Answers, Trouble
 from toc.store.tasks.batch import Guard
-from toc.worker.settle.moves import mark_begun
+from toc.worker.settle.moves import mark_begun, tell_crashed
 from toc.worker.slots import OwnedSlot, SlotTurns, instant_of
 from toc.worker.tools import Tools
 
@@ -175,6 +175,7 @@ class Reclaimer:
                 left.append(_Left(slot, topic, job_id, score, row, crash))
         crashes = [one.crash for one in left if one.crash is not None]
         guards = self.tools.store.crash(crashes) if crashes else Answers[Guard]()
+        tell_crashed(guards)
         # A try of these tasks may have begun before their deadline changed, and nothing else
         # records that.
         moved = [

@@ -100,6 +100,7 @@ def test_each_task_has_its_own_tries_and_each_is_made_once_past_31_and_across_ki
     assert found[plain].attempts == 16
     assert center.get(forty).tries == 40  # type: ignore[union-attr]
     assert len(daemon.events("worker_died")) == 5
+    assert sum(str(forty) in event["job_ids"] for event in daemon.events("tries_crashed")) == 5
 
 
 def test_a_task_expires_where_it_waits_and_no_try_starts_after_it(system: System) -> None:

@@ -16,6 +16,7 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import STEP
 from toc.store.servers.shards import Trouble
 from toc.store.store import Store
+from toc.store.tasks.batch import Guard
 from toc.worker.entry import NO_FENCE, NO_LEASE, Entry
 from toc.worker.tools import Tools
 
@@ -114,6 +115,12 @@ def tell_unwritten(errors: Mapping[int, Trouble]) -> None:
     """Log that the rows of these tries could not be written, if there are any."""
     if errors:
         log.warning("rows_not_written", tries=len(errors), error=str(next(iter(errors.values()))))
+
+
+def tell_crashed(guards: Mapping[int, Guard]) -> None:
+    """Log which tries ended with their worker, ten at most, if there are any."""
+    if crashed := [job_id for job_id, guard in guards.items() if guard is Guard.APPLIED]:
+        log.warning("tries_crashed", tries=len(crashed), job_ids=crashed[:10])
 
 
 def mark_begun(
