@@ -206,7 +206,8 @@ def test_tasks_that_hold_two_processes_at_once_again_and_again_end_alone(case: C
     rows = system.center.store.read(poison)
     assert all("the last time alone" in (row.last_error or "") for row in rows.values())
     late = system.late(load.job_ids)
-    line.prove(3 <= killed <= 6, f"{killed} processes were silent and were killed; others meanwhile: {late}")
+    # Three deaths each, shared if they meet in one process; then alone: once, or twice behind another.
+    line.prove(5 <= killed <= 10, f"{killed} processes were silent and were killed; others meanwhile: {late}")
     # As many such tasks as processes hold all of them, until each has done so three times.
     limit = 3 * (max_runtime + SILENT_SECONDS + 10)
     assert late[-1] < 1000 * limit
