@@ -210,7 +210,9 @@ def test_a_database_that_is_away_and_an_answer_that_is_lost(toc: Toc, shop: Shop
     with pytest.raises(SubmitUnknown):
         shop.center.submit("order.close", biz_id=3, delay=10)
     shop.center.submit("order.close", biz_id=4, delay=10)
-    assert toc.advance("1m") == 3
+    with toc.database_away():
+        assert toc.advance("1m") == 0
+    assert toc.run_due() == 3
 
 
 def test_one_handler_alone(toc: Toc, shop: Shop) -> None:
@@ -220,6 +222,8 @@ def test_one_handler_alone(toc: Toc, shop: Shop) -> None:
     assert shop.ran == [8]
     with pytest.raises(InvalidInput):
         toc.run(print)
+    assert asyncio.run(toc.arun(shop.remind, biz_id=9)).status is PROCESSED
+    assert shop.ran == [8, 9]
 
 
 def test_a_topic_that_nobody_handles_says_what_a_test_does(shop: Shop) -> None:
@@ -337,6 +341,14 @@ def test_a_handler_cannot_move_the_time(toc: Toc, shop: Shop) -> None:
     shop.center.submit("odd", biz_id=1, delay=1)
     with pytest.raises(KitError, match="cannot move the time"):
         toc.advance(1)
+
+
+def test_a_kit_within_another_and_a_time_without_a_zone_are_refused(toc: Toc, shop: Shop) -> None:
+    with pytest.raises(KitError, match="another Toc"):
+        Toc()
+    shop.center.submit("order.close", biz_id=1, delay=10)
+    with pytest.raises(InvalidInput, match=r"due_at .* has no time zone"):
+        toc.assert_submitted("order.close", due_at=datetime(2030, 1, 1))  # noqa: DTZ001
 
 
 def test_afterwards_a_center_has_its_own_settings_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime, timedelta
 from functools import cache
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from typing_extensions import TypedDict, Unpack
 
@@ -21,10 +21,11 @@ from toc.model.topic import NEW_SLOTS, Topic, unknown_topic
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter, stand_in
 from toc.sdk.parts import StandIn, open_queues
+from toc.sdk.submission import instant_ms
 from toc.store.memory import MemoryDatabase
 from toc.store.store import Store
 from toc.testing.clock import VirtualClock
-from toc.testing.running import Running, new_type
+from toc.testing.running import KitError, Running, new_type
 from toc.testing.transactions import Transactions
 
 URL = "sqlite:////toc.testing"
@@ -54,6 +55,8 @@ class Expected:
         self.like: dict[str, Any] = {name: value for name, value in like.items() if value is not None}
         if "due_in" in self.like:
             self.like["due_in"] = timedelta(seconds=seconds_of(self.like["due_in"]))
+        if "due_at" in self.like:
+            instant_ms(self.like["due_at"], "due_at")  # raises, as for an action_time
 
     def differences(self, task: Task, now: datetime) -> list[str]:
         """How a task differs, each as a sentence; empty if it does not."""
@@ -131,6 +134,8 @@ class Toc:
     """
 
     def __init__(self) -> None:
+        if TimeoutCenter().stands_in is not None:
+            raise KitError("another Toc of this process is open: close it first, or use it here too")
         self._clock, self._database, self._store = _parts()
         self._clock.restart()
         self._database.empty()
@@ -256,28 +261,35 @@ class Toc:
         """Do as ``run_due``, and await handlers that are coroutines."""
         return await self._running.arun(self._clock.now_ms())
 
-    def run(
-        self, handler: Callable[..., Any] | str, *payload: Any, biz_id: int | str = 1, **fields: Any
-    ) -> Task:
+    def run(self, handler: Callable[..., Any] | str, *payload: Any, **fields: Any) -> Task:
         """Submit a task, run this handler (or that of a topic) with it alone, and return the task as it is
         then.
 
-        A typed handler takes its payload. ``fields`` are those of ``submit``, such as ``attribute``.
-        Raises what the handler raises.
+        A typed handler takes its payload. ``fields`` are those of ``submit``, such as ``attribute``; the
+        ``biz_id`` is 1 otherwise. Raises what the handler raises.
         """
+        job_id = self._one(handler, payload, fields)
+        self._running.run(self._clock.now_ms() + 1, job_id)
+        return cast(Task, self.center.get(job_id))
+
+    async def arun(self, handler: Callable[..., Any] | str, *payload: Any, **fields: Any) -> Task:
+        """Do as ``run``, and await a handler that is a coroutine."""
+        job_id = self._one(handler, payload, fields)
+        await self._running.arun(self._clock.now_ms() + 1, job_id)
+        return cast(Task, self.center.get(job_id))
+
+    def _one(
+        self, handler: Callable[..., Any] | str, payload: tuple[Any, ...], fields: dict[str, Any]
+    ) -> int:
+        """Submit the task of ``run``."""
         made_of = {name: one.made_of for name, one in self._running.handlers().items()}
         topics = [name for name, one in made_of.items() if handler in (name, one, one.function)]
         if len(topics) != 1:
             raise InvalidInput(f"{handler!r} is not the handler of one topic but of {topics or 'none'}")
-        topic = topics[0]
         if payload:
-            fields |= made_of[topic].fields(*payload)
+            fields |= made_of[topics[0]].fields(*payload)
         due = from_ms(self._clock.now_ms() + 1)
-        job_id = self.center.submit(topic, biz_id=biz_id, action_time=due, **fields)
-        self._running.run(self._clock.now_ms() + 1, job_id)
-        task = self.center.get(job_id)
-        assert task is not None  # noqa: S101 - it was just stored
-        return task
+        return self.center.submit(topics[0], action_time=due, **{"biz_id": 1, **fields})
 
     # --- faults
 

@@ -93,10 +93,10 @@ class Running:
             except StopIteration as stop:
                 return int(stop.value)
 
-    async def arun(self, until_ms: int) -> int:
+    async def arun(self, until_ms: int, only: int | None = None) -> int:
         """Do as ``run``, and await handlers that are coroutines."""
         with self._alone():
-            steps, outcome = self._steps(until_ms), None
+            steps, outcome = self._steps(until_ms, only), None
             try:
                 while True:
                     outcome = await _acall(steps.send(outcome))
@@ -169,6 +169,9 @@ class Running:
         """Yield each call that is due until then. What is sent is whether it returned, and what."""
         called: Counter[str] = Counter()
         idle = 0
+        if self._database.away:  # time passes, and nothing runs
+            self._clock.move_to(until_ms)
+            return 0
         self.center.catalog.refresh()
         self._declare()
         while True:
