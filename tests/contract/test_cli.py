@@ -322,7 +322,7 @@ def test_a_program_set_for_other_tables_is_refused_before_it_writes_or_looks_in_
     for name, call in calls.items():
         with (
             TimeoutCenter(contract.settings.model_copy(update=wrong)) as center,
-            pytest.raises(errors.SchemaBehind, match="TOC_DATABASES and TOC_TABLES"),
+            pytest.raises(errors.SchemaBehind, match=r"^TOC_DATABASES and TOC_TABLES"),
         ):
             pytest.fail(f"{name} answered {call(center)}")
     assert (contract.rows(), contract.keys()) == before

@@ -63,14 +63,14 @@ class About(NamedTuple):
 
 CAUSES: dict[Cause, About] = {  # where several hold at once, the first of them counts
     Cause.STORED_LATE: About("it was stored after its time", "submit earlier; see which caller was slow"),
-    Cause.PAUSED: About("its topic was paused", "toc topic resume TOPIC"),
+    Cause.PAUSED: About("its topic was paused", "if still: toc topic resume TOPIC"),
     Cause.CLOCK: About("clocks differed", "toc doctor; let a time service set that host's clock"),
     Cause.HALTED: About("its process stood still", "look for a paused or starved machine"),
     Cause.REDIS: About("Redis did not answer", "toc doctor; look at that Redis node"),
     Cause.DATABASE: About("the database did not answer in time", "toc doctor; look at that database server"),
     Cause.WORKER_KILLED: About("its worker died", "look at that host: out of memory, a deploy, a crash"),
     Cause.NO_OWNER: About("no worker served its slot", "toc slots --topic TOPIC; start or undrain workers"),
-    Cause.RESUME_RATE: About("the rate of the resume held it back", "toc topic resume TOPIC --rate 0"),
+    Cause.RESUME_RATE: About("its resume's rate held it back", "if still: toc topic resume TOPIC --rate 0"),
     Cause.CONCURRENCY: About("the topic's concurrency was used up", "toc topic alter TOPIC --concurrency N"),
     Cause.THREADS: About("all handler threads were busy", "more TOC_THREADS, or shorter handlers"),
     Cause.EVENT_LOOP: About("a coroutine blocked the event loop", "asyncio.to_thread for what blocks"),

@@ -334,11 +334,12 @@ def _sums(minutes: Sequence[Tally]) -> Record:
 class Lateness(TypedDict):
     """What was done in each of the last 60 minutes, from `minutes_from` on, the present one not included.
 
-    `total` has the `starts`, `processed`, `failed` (to be tried again) and `dead` of each minute, and in
-    `lateness` of each minute the starts by how late they were: up to each of the `bounds` (seconds), then
-    later ones. `topics` has sums over the hour. A try counts when its outcome is written; of tasks that
-    consumers pull only the starts count, in no bucket. `members`: daemons and embedded workers, and for how
-    many seconds each has written nothing.
+    `total` has the `starts`, `processed`, `failed` (to be tried again; not what a
+    worker's death ended) and `dead` of each minute, and in `lateness` of each minute the starts by how late
+    they were: up to each of the `bounds` (seconds), then later ones. `topics` has sums over the hour. A try
+    counts when its outcome is written; of tasks that consumers pull only the starts count, in no bucket.
+    `members`: daemons and embedded workers, and for how many seconds each has written nothing; one that is
+    killed loses its last minute.
     """
 
     minutes_from: str

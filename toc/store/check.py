@@ -104,7 +104,7 @@ def require(shards: Shards) -> None:
             log.warning("schema_not_checked", error=str(exc))
     if behind:
         shown = "; ".join(str(status) for status in behind[:8]) + ("; ..." if len(behind) > 8 else "")
-        raise SchemaBehind(f"{shown}: {remedy_of(behind)}")
+        raise SchemaBehind(f"{remedy_of(behind)} ({shown})")
 
 
 def remedy_of(behind: Sequence[ShardStatus]) -> str:
@@ -120,7 +120,7 @@ def require_layout(shards: Shards) -> None:
     """
     for status in check_server(shards, shards.topic_server):
         if status.unexpected_tables:
-            raise SchemaBehind(f"{status}: {_OTHER_LAYOUT}")
+            raise SchemaBehind(f"{_OTHER_LAYOUT} ({status})")
 
 
 def _tables(shards: Shards, server: DatabaseServer, names: Sequence[str]) -> dict[str, set[str]]:

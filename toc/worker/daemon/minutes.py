@@ -30,7 +30,6 @@ COMPLAIN_SECONDS = 600.0
 _PLACES = {
     "processed": minutes.PROCESSED,
     "failed": minutes.FAILED,
-    "crashed": minutes.FAILED,
     "dead": minutes.DEAD,
 }
 
