@@ -4,7 +4,9 @@ puts of many in one transaction."""
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,10 +15,10 @@ from fault.kit.proxy import Proxy
 from harness.leases import taken
 from harness.rows import NewRow, known, put
 
-from toc.model.errors import DedupConflict, RequestReused, TaskExists
+from toc.model.errors import DedupConflict, RequestReused, SubmitUnknown, TaskExists
 from toc.model.pull import AckOutcome, PullLease
 from toc.model.sharding import BizId
-from toc.model.task import Content, OnConflict, Put, PutOutcome, Request, Submission, TaskRow
+from toc.model.task import Content, OnConflict, Put, PutOutcome, Request, Submission, TaskRow, TaskStatus
 from toc.model.verdict import Failure
 from toc.store.servers.server import Lost, Statement
 from toc.store.servers.sqlite import SqliteConnection
@@ -167,31 +169,72 @@ def test_a_change_whose_answer_is_lost_is_made(through_proxy: Store, proxy: Prox
         assert of_name(through_proxy, row, 7) == [again]
 
 
+@dataclass
+class Between:
+    one: Store
+    other: Store
+    steps: list[Callable[[], object]] = field(default_factory=list)
+
+    def lose(self) -> None:
+        """The change does not reach the server."""
+        raise Lost("the connection")
+
+
+@pytest.fixture
+def between(sqlite_place: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Between]:
+    """Two stores, and what the second does once, between the first's read of a row and its change."""
+    with closing(sqlite_place.open()) as one, closing(sqlite_place.open()) as other:
+        found = Between(one, other)
+        execute = SqliteConnection.execute
+
+        def interrupted(connection: SqliteConnection, statements: Any, *how: Any) -> Any:
+            if found.steps and any("version=version+1" in statement.sql for statement in statements):
+                steps, found.steps = found.steps, []
+                for step in steps:
+                    step()
+            return execute(connection, statements, *how)
+
+        monkeypatch.setattr(SqliteConnection, "execute", interrupted)
+        yield found
+
+
 def test_a_change_that_did_not_reach_the_server_is_not_taken_for_anothers_that_did(
-    sqlite_place: Any, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+    between: Between, new_row: NewRow
 ) -> None:
-    one, other = sqlite_place.open(), sqlite_place.open()
     row = new_row(dedup_key="k")
-    put(one, row)
+    put(between.one, row)
     wanted = named(new_row, row)
-    execute = SqliteConnection.execute
-    broken: list[str] = []
-
-    def breaks_once(connection: SqliteConnection, statements: Any, *how: Any) -> Any:
-        if not broken and any("version=version+1" in statement.sql for statement in statements):
-            broken.append("the connection, before the server had it")
-            put(other, wanted)
-            raise Lost(broken[0])
-        return execute(connection, statements, *how)
-
-    monkeypatch.setattr(SqliteConnection, "execute", breaks_once)
+    between.steps = [lambda: put(between.other, wanted), between.lose]
     expires = wanted.action_time + 60_000
-    assert put(one, wanted._replace(tries=1, expires_at=expires)).put == (row.job_id, REPLACED)
-    now = as_stored(one, row.job_id)
-    assert broken
+    assert put(between.one, wanted._replace(tries=1, expires_at=expires)).put == (row.job_id, REPLACED)
+    now = as_stored(between.one, row.job_id)
     assert (now.version, now.tries, now.expires_at) == (2, 1, expires)
-    one.close()
-    other.close()
+
+
+def test_a_lost_change_is_unknown_once_others_have_changed_the_task_twice(
+    between: Between, new_row: NewRow
+) -> None:
+    """It may have been the first of both: done again, it would undo the second."""
+    row = new_row(dedup_key="k")
+    put(between.one, row)
+    theirs = named(new_row, row)._replace(action_time=row.action_time + 1000)
+    between.steps = [lambda: put(between.other, theirs), lambda: put(between.other, theirs), between.lose]
+    with pytest.raises(SubmitUnknown):
+        put(between.one, named(new_row, row))
+    now = as_stored(between.one, row.job_id)
+    assert (now.version, now.action_time) == (2, theirs.action_time)
+
+
+def test_a_task_that_is_cancelled_before_its_change_is_not_said_to_be_replaced(
+    between: Between, new_row: NewRow
+) -> None:
+    row = new_row(dedup_key="k")
+    put(between.one, row)
+    between.steps = [lambda: between.other.cancel_many([row.job_id])]
+    wanted = named(new_row, row)
+    assert put(between.one, wanted).put == (wanted.job_id, NEW)
+    assert as_stored(between.one, row.job_id).status == TaskStatus.CANCELLED
+    assert of_name(between.one, row) == [wanted]
 
 
 # Puts of many callers in one transaction: each has its own outcome, and nothing is done twice.

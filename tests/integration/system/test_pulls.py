@@ -396,6 +396,26 @@ async def test_what_was_taken_when_its_topic_is_paused_goes_back_and_is_not_hand
         await settled(pulled, {"store": 1})
 
 
+@either
+async def test_what_a_pull_was_given_when_its_call_is_broken_off_goes_to_the_next(
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asyncio.create_task(gateway.pull([TOPIC], wait=60, ttr=600))
+    progress = WaitingPull.progress
+
+    def broken_off(pull: WaitingPull) -> None:
+        progress(pull)
+        if pull.done.done():
+            asked.cancel()
+
+    monkeypatch.setattr(WaitingPull, "progress", broken_off)
+    job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    monkeypatch.undo()
+    assert (await one(gateway)).task.job_id == job_id
+
+
 async def test_a_pull_that_waits_gets_what_comes_into_slots_that_its_topic_did_not_have(
     system: System, unswept: Pulls
 ) -> None:

@@ -465,9 +465,7 @@ class ScheduleTable:
     def _ours(self, table: int, stored: StoredSchedule, change_id: int) -> Statement:
         """Return a FROM clause that yields the row only if its own transaction has changed it."""
         return Statement(
-            f"{self._shards.schedule_names[table]} WHERE name=%s AND version={stored.state.version + 1:d} "
-            f"AND change_id={change_id:d}",
-            [stored.name],
+            f"{self._shards.schedule_names[table]} WHERE name=%s AND change_id={change_id:d}", [stored.name]
         )
 
     def _update(
