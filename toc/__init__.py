@@ -13,17 +13,18 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from toc.model.errors import (
+    DedupConflict,
+    InvalidInput,
+    NotCommitted,
+    SubmitUnknown,
+    TocError,
+    Unavailable,
+    WrongShardConnection,
+)
+
 if TYPE_CHECKING:
     from toc.config import Settings
-    from toc.model.errors import (
-        DedupConflict,
-        InvalidInput,
-        NotCommitted,
-        SubmitUnknown,
-        TocError,
-        Unavailable,
-        WrongShardConnection,
-    )
     from toc.model.task import CancelOutcome, Dead, NewTask, RescheduleOutcome, Retry, Task, TaskStatus
     from toc.model.topic import Topic
     from toc.sdk.async_client import AsyncTimeoutCenter
@@ -58,18 +59,6 @@ _MODULES = {
     "TimeoutCenter": "toc.sdk.client",
     "Settings": "toc.config",
     "Topic": "toc.model.topic",
-    **dict.fromkeys(
-        (
-            "DedupConflict",
-            "InvalidInput",
-            "NotCommitted",
-            "SubmitUnknown",
-            "TocError",
-            "Unavailable",
-            "WrongShardConnection",
-        ),
-        "toc.model.errors",
-    ),
 }
 
 

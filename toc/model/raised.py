@@ -111,15 +111,12 @@ def raised(error: BaseException) -> Raised:
     does."""
     # Nothing asks the exception itself, not even isinstance: its attributes may be properties that raise.
     kind = type(error)
-    if kind is Postponed or kind is Misfit:
-        assert isinstance(error, Postponed)  # noqa: S101 - toc's own
+    if type(error) is Postponed or type(error) is Misfit:
         text, misfit = str(error)[:MAX_ERROR_CHARS], kind is Misfit
         return Raised(kind.__name__, text, until=error.until, misfit=misfit)
-    if kind is Undelivered:
-        assert isinstance(error, Undelivered)  # noqa: S101 - toc's own
-        return Raised(
-            "Undelivered", str(error)[:MAX_ERROR_CHARS], error.dead, error.after_ms, sent=error.sent
-        )
+    if type(error) is Undelivered:
+        text = str(error)[:MAX_ERROR_CHARS]
+        return Raised("Undelivered", text, error.dead, error.after_ms, sent=error.sent)
     name = _cut(type.__dict__["__name__"].__get__(kind))  # a metaclass may give any name
     dead, retry = issubclass(kind, Dead), issubclass(kind, Retry)
     text = _text(error)

@@ -375,15 +375,8 @@ class Policies(TypedDict, total=False):
 
 FIELDS = {name: name for name in Policies.__annotations__} | {"slots": "slot_amount", "type": "topic_type"}
 """The field of Topic that each sets."""
-_SECONDS = {
-    "backoff_base",
-    "backoff_cap",
-    "prepare_timeout",
-    "max_runtime",
-    "horizon",
-    "retention",
-    "expires_in",
-}
+_PLAIN = {"biz_type", "slots", "type", "retries", "backoff", "concurrency", "delivery", "target"}
+"""Those that are no durations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,9 +393,7 @@ class Declaration:
         check_native(name)
         if unknown := sorted(policies.keys() - FIELDS.keys()):
             raise InvalidTopic(f"topic {name!r}: {unknown[0]!r} is none of {', '.join(FIELDS)}", unknown[0])
-        given = {
-            FIELDS[one]: _seconds(value) if one in _SECONDS else value for one, value in policies.items()
-        }
+        given = {FIELDS[one]: value if one in _PLAIN else _seconds(value) for one, value in policies.items()}
         found = cls(name, given)
         found.topic(0)
         return found

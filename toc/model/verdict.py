@@ -173,16 +173,8 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
         return Outcome(after_expiry(row, now), dead=True)
     if raised.until is not None:  # [rule: postponed]
         until = min(raised.until, row.expires_at + 1) if row.expires_at else raised.until
-        return Outcome(
-            Failure(
-                *try_as_read(row),
-                new_attempts=row.attempts,
-                new_crashes=row.crashes,
-                next_time=max(now, until, row.action_time),
-                error=raised.text if raised.misfit else None,
-            ),
-            dead=False,
-        )
+        next_time, error = max(now, until, row.action_time), raised.text if raised.misfit else None
+        return Outcome(Failure(*try_as_read(row), row.attempts, row.crashes, next_time, error), dead=False)
     if raised.disturbed:
         attempts, dead, crashes = row.attempts, False, min(row.crashes + 1, MAX_CRASHES)
     else:
@@ -195,17 +187,8 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
         delay = topic.retry_delay_ms(attempts) if raised.after_ms is None else raised.after_ms
     next_time = max(now + delay, row.action_time)  # also if the clock was set back
     expired = not dead and has_expired(row.expires_at, next_time)
-    failure = Failure(
-        *try_as_read(row),
-        new_attempts=attempts,
-        new_crashes=crashes,
-        next_time=next_time,
-        error=raised.text,
-        expired=expired,
-        sent=raised.sent,
-        stack=raised.stack,
-    )
-    return Outcome(failure, dead or expired)
+    failure = Failure(*try_as_read(row), attempts, crashes, next_time, raised.text, expired)
+    return Outcome(failure._replace(sent=raised.sent, stack=raised.stack), dead or expired)
 
 
 def is_undecided(read: TryRow, row: TryRow | None) -> bool:
@@ -231,16 +214,9 @@ def after_expiry(row: TryRow, now: int) -> Failure:
     attempts, error = row.attempts, None
     if row.lease < 0:
         attempts, error = max(attempts, 1), CRASHED
-    return Failure(
-        *try_as_read(row),
-        new_attempts=attempts,
-        new_crashes=row.crashes,
-        next_time=now,
-        error=error,
-        expired=True,
-        started=bool(attempts or row.crashes or row.begun),
-        by_time=True,
-    )
+    started = bool(attempts or row.crashes or row.begun)
+    failure = Failure(*try_as_read(row), attempts, row.crashes, now, error)
+    return failure._replace(expired=True, started=started, by_time=True)
 
 
 def after_crash(
@@ -273,13 +249,8 @@ def after_crash(
         if tries == UNLIMITED or after < tries:  # [rule: never-the-last]
             attempts = after
         error = CRASHED
-    return Failure(
-        *try_as_read(row),
-        new_attempts=attempts,
-        new_crashes=min(row.crashes + 1, MAX_CRASHES),
-        next_time=max(now, row.action_time),  # also if the clock was set back
-        error=error,
-    )
+    crashes, next_time = min(row.crashes + 1, MAX_CRASHES), max(now, row.action_time)  # a clock may go back
+    return Failure(*try_as_read(row), attempts, crashes, next_time, error)
 
 
 class Unpulled(Enum):
