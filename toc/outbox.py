@@ -8,9 +8,10 @@
         outbox.submit(session, "order.close", biz_id=order.id, delay=timedelta(minutes=30))
     outbox.drain(engine, center)                # from a thread or a schedule, such as each second
 
-For applications whose rows are not on the server of the task table. A record gets a dedup_key when it is
-made. So a drain that dies half-way, or two at once, make one task of it: toc keeps the key as long as the
-task's row, by default for three days after its end.
+For applications whose rows are not on the server of the task table. A record gets a dedup_key, and a name as
+a request, when it is made. So a drain that dies half-way, or two at once, make one task of it, and replace
+what is there once: toc keeps the key as long as the task's row, by default for three days after its end, and
+the answer to the request for a day.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing_extensions import Unpack
 from toc.model.clock import Clock, from_ms
 from toc.model.errors import ConfigError, InvalidInput, Unavailable
 from toc.model.sharding import BizId
-from toc.model.task import MAX_BODY, NewTask
+from toc.model.task import MAX_BODY, NewTask, Request
 from toc.model.topic import Topic, TopicType
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
@@ -63,9 +64,9 @@ def submit(
     now. Raises an InvalidInput, also for an AsyncSession outside its ``run_sync``, but not for what only the
     task table knows, such as an unknown topic (``drain``).
     """
-    task = NewTask(topic, biz_id, **fields)
+    task, request = NewTask(topic, biz_id, **fields), f"outbox-{secrets.token_hex(16)}"
     if task.dedup_key is None:
-        task = task._replace(dedup_key=f"outbox-{secrets.token_hex(16)}")
+        task = task._replace(dedup_key=request)
     dated = task.delay is not None or task.action_time is not None
     kind = TopicType.TIMED if dated else TopicType.INSTANT
     maker = RowMaker(Clock(), CENTURY, MAX_BODY)
@@ -77,6 +78,7 @@ def submit(
         "expires_at": row.expires_at,
         "expires_in": None,
         "body": None,
+        "request": request,
     }
     answer: object = session.execute(table.insert().values(task=json.dumps(record), body=task.body))
     if isinstance(answer, Coroutine):  # of an AsyncSession: it has written nothing
@@ -111,11 +113,11 @@ def drain(engine: sa.Engine, center: TimeoutCenter) -> int:
         refused: dict[int, str] = {}
         for record in records:
             try:
-                task = _task(engine, record)
+                task, request = _task(engine, record)
                 server = center.store.server_of_biz(BizId.of(task.biz_id))
                 if server not in away:
                     try:
-                        center.put(task)
+                        center.put(task, request=request)
                     except Unavailable as exc:
                         away[server] = exc
                     else:
@@ -135,13 +137,17 @@ def drain(engine: sa.Engine, center: TimeoutCenter) -> int:
         done += len(submitted)
 
 
-def _task(engine: sa.Engine, record: sa.Row[Any]) -> NewTask:
-    """Return the task of a record, whose body is read by itself. Its time may have passed meanwhile."""
+def _task(engine: sa.Engine, record: sa.Row[Any]) -> tuple[NewTask, Request]:
+    """Return the task of a record, whose body is read by itself, and the name under which it is submitted.
+
+    Its time may have passed meanwhile; another drain may have submitted it, and removed its body.
+    """
     fields = json.loads(record.task)
+    request = Request.of("outbox", fields.pop("request"), record.task.encode())
     for name in ("action_time", "expires_at"):
         fields[name] = from_ms(fields[name]) if fields[name] else None
     body = None
     if record.has_body:
         with engine.connect() as connection:
             body = connection.scalar(sa.select(table.c.body).where(table.c.id == record.id))
-    return NewTask(**{**fields, "body": body, "past": "run"})
+    return NewTask(**{**fields, "body": body, "past": "run"}), request

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness.system import NewSystem, System
@@ -19,8 +20,9 @@ from sqlalchemy.orm import Session
 
 from benchmarks.local import MariaDB
 from benchmarks.servers import PostgreSql
-from toc import NewTask, Task, TimeoutCenter, outbox
+from toc import CancelOutcome, NewTask, Task, TimeoutCenter, outbox
 from toc.model import errors
+from toc.model.task import Put
 
 
 @pytest.fixture
@@ -120,6 +122,49 @@ def test_drains_that_die_half_way_or_run_at_once_make_one_task(
     assert [len(found(system, biz_id)) for biz_id in range(40)] == [1] * 40
 
 
+def test_what_replaces_is_done_once_by_drains_that_die_half_way_or_run_at_once(
+    system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(biz_id: int, body: bytes) -> None:
+        with engine.begin() as connection:
+            outbox.submit(
+                connection,
+                "test.sync",
+                biz_id=biz_id,
+                delay=3600,
+                dedup_key="mine",
+                on_conflict="replace",
+                body=body,
+            )
+
+    replace(1, b"first")
+    with monkeypatch.context() as patch:
+        patch.setattr("sqlalchemy.delete", lambda _: 1 / 0)  # it dies between submit and removal
+        with pytest.raises(ZeroDivisionError):
+            outbox.drain(engine, system.center)
+    (task,) = found(system, 1)
+    assert system.center.cancel(task.job_id) is CancelOutcome.CANCELLED
+    assert outbox.drain(engine, system.center) == 1
+    assert [one.job_id for one in found(system, 1)] == [task.job_id]
+
+    replace(2, b"second")
+    replace(3, b"third")
+    put = system.center.put
+    with monkeypatch.context() as patch:
+
+        def overtaken(task: NewTask, **how: Any) -> Put:
+            patch.setattr(system.center, "put", put)
+            outbox.drain(engine, system.center)
+            return put(task, **how)
+
+        patch.setattr(system.center, "put", overtaken)
+        outbox.drain(engine, system.center)
+    assert [(one.version, one.body) for n in (2, 3) for one in found(system, n)] == [
+        (0, b"second"),
+        (0, b"third"),
+    ]
+
+
 def test_a_drain_holds_few_bodies_at_a_time(system: System, engine: Engine) -> None:
     size, many = 1 << 19, 40
     with engine.begin() as connection:
@@ -201,7 +246,7 @@ def test_a_server_of_toc_that_is_away_leaves_its_records(
     def away(_tasks: object) -> list[int]:
         raise errors.StoreUnavailable("away")
 
-    def second(task: NewTask) -> object:
+    def second(task: NewTask, **_: object) -> object:
         return put(task) if task.biz_id == 0 else away(task)
 
     with monkeypatch.context() as patch:
