@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import json
 import secrets
+from contextlib import suppress
+from traceback import format_exception
 from typing import Any
 
 from django.db import close_old_connections
 from django.tasks import TaskContext, TaskResult, TaskResultStatus
 from django.tasks.backends.base import BaseTaskBackend
+from django.tasks.base import TaskError
 from django.tasks.signals import task_enqueued, task_finished, task_started
 from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+from django.utils.json import normalize_json
 from django.utils.module_loading import import_string
 
-from toc.model.task import Task
+from toc.model.task import Dead, Task
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter
 
@@ -43,8 +48,9 @@ class TocBackend(BaseTaskBackend):  # type: ignore[misc]
         """Submit a task that runs now, or at its ``run_after``. Raises what ``center.submit`` raises."""
         self.validate_task(task)
         center = _sync(import_string(self.options["center"]))
-        result = _result(task, "", args, kwargs, TaskResultStatus.READY)
-        text = json.dumps({"task": task.module_path, "args": result.args, "kwargs": result.kwargs})
+        result, at = _result(task, "", args, kwargs, TaskResultStatus.READY), timezone.now()
+        said = {"task": task.module_path, "args": result.args, "kwargs": result.kwargs, "at": at.isoformat()}
+        text = json.dumps(said)
         large = len(text) > MAX_ATTRIBUTE
         due = task.run_after
         if due is not None and timezone.is_naive(due):
@@ -60,7 +66,7 @@ class TocBackend(BaseTaskBackend):  # type: ignore[misc]
             content_type="application/json" if large else None,
         )
         object.__setattr__(result, "id", str(job_id))
-        object.__setattr__(result, "enqueued_at", timezone.now())
+        object.__setattr__(result, "enqueued_at", at)
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -71,19 +77,35 @@ def handle(center: TimeoutCenter | AsyncTimeoutCenter, queue: str = "default") -
     @_sync(center).handler(topic_of(queue))
     def run(task: Task) -> None:
         said = task.attribute if task.body is None else json.loads(task.body)
-        wanted = import_string(said["task"])
+        wanted = import_string(said["task"]).using(queue_name=queue)
         result = _result(wanted, str(task.job_id), said["args"], said["kwargs"], TaskResultStatus.RUNNING)
+        object.__setattr__(result, "enqueued_at", parse_datetime(said["at"]))
         result.worker_ids.extend(["toc"] * task.attempt)
         close_old_connections()
         try:
             task_started.send(TocBackend, task_result=result)
             context = [TaskContext(task_result=result)] if wanted.takes_context else []
-            wanted.call(*context, *result.args, **result.kwargs)
-            object.__setattr__(result, "status", TaskResultStatus.SUCCESSFUL)
-            object.__setattr__(result, "finished_at", timezone.now())
-            task_finished.send(TocBackend, task_result=result)
+            returned = wanted.call(*context, *result.args, **result.kwargs)
+        except BaseException as exc:
+            tries = task.tries or _sync(center).catalog.get(task.topic).retries
+            if isinstance(exc, Dead) or task.attempt >= tries:
+                kind = f"{type(exc).__module__}.{type(exc).__qualname__}"
+                trace = "".join(format_exception(exc))
+                result.errors.append(TaskError(exception_class_path=kind, traceback=trace))
+                _finish(result, TaskResultStatus.FAILED)
+            raise
+        else:
+            with suppress(TypeError, ValueError):  # it cannot be told, and is not kept
+                object.__setattr__(result, "_return_value", normalize_json(returned))
+            _finish(result, TaskResultStatus.SUCCESSFUL)
         finally:
             close_old_connections()
+
+
+def _finish(result: Any, status: Any) -> None:
+    object.__setattr__(result, "status", status)
+    object.__setattr__(result, "finished_at", timezone.now())
+    task_finished.send(TocBackend, task_result=result)
 
 
 def _sync(center: TimeoutCenter | AsyncTimeoutCenter) -> TimeoutCenter:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import ModuleType
 from typing import Any
 
@@ -12,7 +12,9 @@ from harness.rows import known
 pytest.importorskip("django.tasks", reason="it comes with Django 6, which needs Python 3.12")
 
 import django
+from asgiref.sync import async_to_sync
 from django.conf import settings
+from django.test.utils import override_settings
 from django.utils import timezone
 
 from toc import TaskStatus, TimeoutCenter
@@ -31,6 +33,8 @@ ran = []
 @task
 def remind(*args, **named):
     ran.append((args, named))
+    if "fail" in named:
+        raise LookupError
     return "said"
 
 @task(queue_name="mail", takes_context=True)
@@ -88,6 +92,15 @@ def test_a_task_runs_now_or_after_its_time(shop: Any, kit: Toc) -> None:
     kit.advance("2m")
     assert shop.ran[-1] == (("later",), {})
     assert known(kit.center.get(int(now.id))).status is TaskStatus.PROCESSED
+    async_to_sync(shop.remind.aenqueue)("awaited")
+    kit.run_due()
+    assert shop.ran[-1] == (("awaited",), {})
+
+
+def test_a_time_without_a_zone_is_that_of_the_settings(shop: Any, kit: Toc) -> None:
+    with override_settings(USE_TZ=False):
+        shop.remind.using(run_after=timezone.make_naive(datetime.now(UTC) + timedelta(hours=1))).enqueue()
+    kit.assert_submitted("django.default", due_in="1h")
 
 
 def test_arguments_of_any_length_arrive(shop: Any, kit: Toc) -> None:
@@ -113,20 +126,40 @@ def test_coroutines_are_enqueued_and_run(shop: Any, kit: Toc) -> None:
 def test_signals_are_sent(shop: Any, kit: Toc) -> None:
     from django.tasks import signals
 
-    sent: list[tuple[str, str]] = []
-    receivers = {}
-    for name in ("task_enqueued", "task_started", "task_finished"):
+    sent: list[Any] = []
 
-        def receive(task_result: Any, name: str = name, **_: Any) -> None:
-            sent.append((name, task_result.status.name))
+    def receive(task_result: Any, signal: Any, **_: Any) -> None:
+        one = task_result
+        about = [error.exception_class for error in one.errors], one.attempts, one.enqueued_at is not None
+        sent.append((names[signal], one.task.queue_name, one.status.name, *about, one.is_finished))
+        if one.status == "SUCCESSFUL":
+            sent.append(one.return_value)
 
-        receivers[name] = receive
-        getattr(signals, name).connect(receive)
+    names = {getattr(signals, f"task_{name}"): name for name in ("enqueued", "started", "finished")}
+    for signal in names:
+        signal.connect(receive)
     shop.remind.enqueue()
     kit.run_due()
-    for name, receive in receivers.items():
-        getattr(signals, name).disconnect(receive)
-    assert sent == [("task_enqueued", "READY"), ("task_started", "RUNNING"), ("task_finished", "SUCCESSFUL")]
+    assert sent == [
+        ("enqueued", "default", "READY", [], 0, True, False),
+        ("started", "default", "RUNNING", [], 1, True, False),
+        ("finished", "default", "SUCCESSFUL", [], 1, True, True),
+        "said",
+    ]
+    sent.clear()
+    kit.topic("django.mail", retries=2)
+    shop.remind.using(queue_name="mail").enqueue(fail=True)
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            kit.advance("1h")
+    for signal in names:
+        signal.disconnect(receive)
+    assert sent == [
+        ("enqueued", "mail", "READY", [], 0, True, False),
+        ("started", "mail", "RUNNING", [], 1, True, False),
+        ("started", "mail", "RUNNING", [], 2, True, False),
+        ("finished", "mail", "FAILED", [LookupError], 2, True, True),
+    ]
 
 
 @pytest.mark.usefixtures("kit")
@@ -137,8 +170,10 @@ def test_what_the_backend_cannot_do_is_refused(shop: Any) -> None:
     assert (backend.supports_defer, backend.supports_async_task) == (True, True)
     assert (backend.supports_get_result, backend.supports_priority) == (False, False)
     result = shop.remind.enqueue()
-    with pytest.raises(NotImplementedError):
-        shop.remind.get_result(result.id)
+    for ask in (shop.remind.get_result, backend.get_result, lambda _: result.refresh()):
+        with pytest.raises(NotImplementedError):
+            ask(result.id)
+    assert (isinstance(result.id, str), len(result.id) < 64) == (True, True)
     with pytest.raises(InvalidTask, match="priority"):
         shop.remind.using(priority=5)
     with pytest.raises(InvalidTask, match="not valid"):
