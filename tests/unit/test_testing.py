@@ -297,6 +297,23 @@ def test_schedules_fire(toc: Toc, shop: Shop) -> None:
     assert {at.hour for *_, at in shop.runs} == {3}
 
 
+def test_a_schedule_that_fires_often_is_stopped_for_long_times(
+    toc: Toc, shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "MAX_CALLS", 20)
+    monkeypatch.setattr(running, "MAX_IDLE", 20)
+    shop.center.schedule("tick", topic="order.close", every=60)(print)
+    toc.run_due()
+    shop.center.schedules.pause("tick")
+    assert toc.advance("7d") == 0
+    shop.center.schedules.resume("tick")
+    toc.topic("order.close", paused=True)
+    assert toc.advance("1h") == 0
+    toc.topic("order.close", paused=False)
+    with pytest.raises(TooManyCalls, match=r"toc\.run_due\(\) and center\.schedules\.pause"):
+        toc.advance("1h")
+
+
 def test_time_that_other_libraries_move_moves_the_kit(shop: Shop, toc: Toc) -> None:
     with time_machine.travel(datetime(2040, 1, 1, tzinfo=UTC), tick=False) as traveller:
         shop.center.submit("order.close", biz_id=1, action_time=datetime(2040, 1, 2, tzinfo=UTC))
@@ -322,7 +339,35 @@ def test_two_centers_with_one_topic_are_told_apart(toc: Toc) -> None:
     assert (one.ran, other.ran) == ([], [1])
 
 
-def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
+OF_DJANGO = """
+import django
+from django.conf import settings
+
+settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}})
+django.setup()
+
+import shop
+from django.db import transaction
+from django.test import TestCase
+from toc.testing import Toc
+
+
+class Deadlines(TestCase):
+    def test_a_task_is_there_after_the_commit_that_is_never_made(self):
+        toc = self.enterContext(Toc())
+        with self.captureOnCommitCallbacks(execute=True), transaction.atomic():
+            transaction.on_commit(lambda: shop.deliver(7))
+            toc.refute_submitted("parcel.confirm")
+        toc.assert_submitted("parcel.confirm", biz_id=7, due_in="7d")
+        with self.captureOnCommitCallbacks(execute=True), self.assertRaises(KeyError), transaction.atomic():
+            transaction.on_commit(lambda: shop.deliver(8))
+            raise KeyError
+        toc.refute_submitted("parcel.confirm", biz_id=8)
+"""
+
+
+def test_the_example_of_the_page_passes_and_django_has_it_too(tmp_path: Path) -> None:
+    (tmp_path / "test_django.py").write_text(OF_DJANGO)
     page = (Path(__file__).parents[2] / "docs/testing.md").read_text()
     for text in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
         (tmp_path / text.split(maxsplit=2)[1]).write_text(text)
@@ -333,7 +378,7 @@ def test_the_example_of_the_page_passes(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert "4 passed" in done.stdout, done.stdout
+    assert "5 passed" in done.stdout, done.stdout
 
 
 def test_a_handler_cannot_move_the_time(toc: Toc, shop: Shop) -> None:

@@ -26,7 +26,7 @@ MAX_CALLS = 10_000
 """Most handler calls of one run: a task that submits itself again for ever ends there."""
 FIRST_TYPE = 10**9
 MAX_IDLE = 1000
-"""Most turns without a call."""
+"""Most turns without a call at one instant."""
 Outcome = tuple[bool, Any]
 """Whether a handler returned, and what it returned or raised."""
 
@@ -183,6 +183,8 @@ class Running:
                 due = self._next_due(worker, until_ms + self._clock.lag_ms)
                 if due is None:
                     break
+                if due > self._clock.now_ms():
+                    idle = 0
                 self._clock.move_to(due)
                 self._schedule()
                 worker.take()
@@ -202,7 +204,8 @@ class Running:
                     most = called.most_common(1)[0][0]
                     raise TooManyCalls(
                         f"handlers were called {MAX_CALLS:,} times, that of {most!r} the most, and it is "
-                        f"{self._clock.now}: a task that submits itself again never ends"
+                        f"{self._clock.now}: a task that submits itself again never ends; a schedule that "
+                        f"fires often ends by toc.run_due() and center.schedules.pause(NAME)"
                     )
                 returned, outcome = yield call
                 if kill:
