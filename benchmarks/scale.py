@@ -10,6 +10,7 @@ resting     processor time at rest without schedules, and with 100,000 of which 
 rebuild     lateness of 1,000 tasks a second while an index of 1,000,000 (--indexed) is lost and built again
 edge        lateness at 500 a second while the horizon reaches 100,000 tasks more, and before, in turn
 idle        processor time of a daemon that owns 1,024 slots of 20 topics and sweeps 64 or 1,024 tables
+alone       without Redis, 64 tables: lateness at 1,000 a second, stored ahead and SOON; rest
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ WHAT = [
     "rebuild",
     "edge",
     "idle",
+    "alone",
 ]
+SOON = NS // 5
+"""How long before their times tasks are stored that no reader of tables can know a second ahead."""
 
 
 def warm_up(system: System) -> None:
@@ -215,6 +219,25 @@ def edge(system: System, band: int = 100_000, rate: int = 500, turns: int = 3) -
     return {"turns": found, "p99_ratio": ratios[len(ratios) // 2]}
 
 
+def alone(system: System, rate: int = 1000, seconds: int = 20) -> dict[str, Any]:
+    """Measure rest, and lateness at a rate: of tasks stored long ahead, and of tasks stored SOON."""
+    warm_up(system)
+    settle(system)
+    found: dict[str, Any] = {"rest": idle(system)}
+    found["ahead"] = lateness(system, Sizes(lateness_seconds=seconds), rate)
+    due: dict[int, int] = {}
+    began = at = time.time_ns()
+    for _ in range(20 * seconds):
+        at = max(at, time.time_ns())
+        due |= system.submit(rate // 20, at + SOON, NS // rate)[1]
+        at += NS // 20
+        time.sleep(max(0, at - time.time_ns()) / NS)
+    found["rate"] = len(due) * NS / (time.time_ns() - began)
+    system.await_starts(due)
+    found["soon"] = stats.lateness(due, system.started(due))
+    return found
+
+
 def settle(system: System, most: float = 180, rest: float = 0.1) -> float:
     """Wait until the servers use less than ``rest`` of a core: they still write what was just stored.
 
@@ -285,6 +308,9 @@ def _measure(name: str, toc: Entry, wide: Entry, pending: Sequence[int], indexed
     if name == "edge":
         with _running(toc) as system:
             return edge(system)
+    if name == "alone":
+        with _running(replace(toc, servers=("mariadb",))) as system:
+            return alone(system)
     if name == "growth":
         with _running(toc) as system:
             return growth(system, pending)

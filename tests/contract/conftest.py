@@ -72,12 +72,17 @@ def running_alone(alone: Contract) -> Contract:
 
 
 @pytest.fixture(scope="module")
-def running_spread(new_contract: NewContract, own_redis: RedisServer, zookeeper: ZooKeeper) -> Contract:
-    """One with an index, whose daemon is spread by ZooKeeper."""
+def spread(new_contract: NewContract, own_redis: RedisServer, zookeeper: ZooKeeper) -> Contract:
+    """One with an index, whose workers are spread by ZooKeeper, without one."""
     cluster = f"test-{secrets.token_hex(4)}"
-    one = new_contract("spread", own_redis, zookeeper=zookeeper.url, cluster=cluster, namespace="spread")
-    one.start()
-    return one
+    return new_contract("spread", own_redis, zookeeper=zookeeper.url, cluster=cluster, namespace="spread")
+
+
+@pytest.fixture(scope="module")
+def running_spread(spread: Contract) -> Contract:
+    """The same with one daemon."""
+    spread.start()
+    return spread
 
 
 @pytest.fixture(scope="module")
@@ -88,40 +93,42 @@ def awaited(new_contract: NewContract, own_redis: RedisServer) -> Contract:
     return one
 
 
-IDLE = {"with an index": "contract", "the database alone": "alone"}
-"""By rung of the ladder, the fixture of a system without a worker. ZooKeeper is known to workers alone."""
+IDLE = {"with an index": "contract", "the database alone": "alone", "with ZooKeeper": "spread"}
+"""By rung of the ladder, the fixture of a system without a worker."""
 RUNNING = {
     "with an index": "running",
     "the database alone": "running_alone",
     "with ZooKeeper": "running_spread",
 }
 """And that of one with a daemon."""
+RUNGS = [*list(IDLE)[:2], pytest.param("with ZooKeeper", marks=pytest.mark.slow)]
+"""ZooKeeper is known to workers alone, so most tests meet it with the slow ones only."""
 ASYNC = "an asynchronous client"
 KIT = "the kit for tests"
 
 
-@pytest.fixture(params=IDLE)
+@pytest.fixture(params=RUNGS)
 def either(request: pytest.FixtureRequest) -> Contract:
-    """A system without a worker, with an index and without."""
+    """A system without a worker, of each rung."""
     found: Contract = request.getfixturevalue(IDLE[request.param])
     return found
 
 
-@pytest.fixture(params=[*IDLE, KIT])
+@pytest.fixture(params=[*RUNGS, KIT])
 def idle(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
     """The same, and the kit for tests of applications, whose time stands still."""
     yield from _system(request, tmp_path, IDLE)
 
 
-@pytest.fixture(params=[*IDLE, KIT])
+@pytest.fixture(params=[*RUNGS, KIT])
 def each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
-    """A system with one daemon, with an index and without, and the kit, whose time passes."""
+    """A system of each rung with one daemon, and the kit, whose time passes."""
     yield from _running(request, tmp_path)
 
 
 @pytest.fixture(params=[*RUNNING, ASYNC, KIT])
 def every(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
-    """These, one on the highest rung, and one with an asynchronous client: for what callers are told."""
+    """These, and one with an asynchronous client: for what callers are told."""
     if request.param == ASYNC:
         with looped(request.getfixturevalue("awaited")) as system:
             yield system

@@ -143,8 +143,8 @@ def test_submit_many_is_as_submit_in_the_order_given(idle: Contract) -> None:
         found = known(idle.center.get(job_id))
         assert (found.biz_id, found.topic) == (task.biz_id, task.topic)
         amount = 4 if task.topic == "c.plain" else 2
-        slot = f"{task.topic}_{crc(str(task.biz_id)) % amount}"
-        assert list(idle.scores(job_id)) == [slot] * idle.has_index
+        slot = crc(str(task.biz_id)) % amount
+        assert list(idle.scores(job_id)) == [idle.slot(task.topic, slot)] * idle.has_index
 
 
 def test_a_dedup_key_is_compared_byte_for_byte(idle: Contract) -> None:
