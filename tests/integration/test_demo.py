@@ -201,15 +201,24 @@ def test_changed_files_are_loaded_again_and_a_broken_one_is_waited_for(
     assert [each["stack"] for each in history] == [f"{program}:5 in close"]
 
 
+NO_HANDLER = "from toc import TimeoutCenter\ncenter = TimeoutCenter()\n"
+
+
 @pytest.mark.parametrize("more", [[], ["--debug"]])
+@pytest.mark.parametrize(("program", "told"), [
+    ("", "--app 'shop:center': module 'shop' has no 'center'"),
+    (NO_HANDLER, "the app registers no handler"),
+    (f"{NO_HANDLER}center.topic('a', retries=99)", "not 99 (at shop.py:3)"),
+])  # fmt: skip
 def test_of_an_app_that_cannot_be_loaded_the_error_is_told_alone(
-    terminal: Callable[..., Terminal], more: list[str]
+    tmp_path: Path, terminal: Callable[..., Terminal], program: str, told: str, more: list[str]
 ) -> None:
+    (tmp_path / "shop.py").write_text(program)
     shown = terminal(*more)
-    shown.await_text("error: --app 'shop:center': there is no module 'shop'", "\n")
     shown.process.wait(PATIENCE)
-    (line,) = shown.all.splitlines()
-    assert line.startswith("error: ")
+    shown.await_text("error: ", "\n")
+    (line,) = shown.all.replace(f"{tmp_path}/", "").splitlines()
+    assert told in line
 
 
 def test_a_breakpoint_stops_in_the_terminal_and_uses_up_no_try(

@@ -220,7 +220,7 @@ def _sync_topics(app: str) -> None:
     from toc.model.task import TaskStatus
     from toc.model.topic import Delivery
     from toc.store.tasks.select import Selection
-    from toc.worker.app import load_app
+    from toc.worker.app import check_topics, load_app
 
     for step in synced(app):
         if step.refused:
@@ -228,6 +228,7 @@ def _sync_topics(app: str) -> None:
         elif step.action != "none":
             say(f"{step.action.removesuffix('e')}ed topic {step.topic}: {step.changes_text()}")
     with load_app(app) as center:
+        check_topics(center)
         for topic in center.store.topics.list():
             if topic.delivery is Delivery.HANDLER and topic.name not in center.handlers:
                 waiting = Selection(TaskStatus.PENDING, biz_types=[topic.biz_type])

@@ -20,8 +20,8 @@ MAX_ERROR_CHARS = 1000
 STACK_CHARS = 600
 """So the history of a row has room for four tries at least."""
 _OURS = f"{Path(__file__).parents[1]}/"
-LIBRARIES = (f"{Path(os.__file__).parent}/", _OURS, "<frozen ")
-"""Where Python's and toc's own modules are."""
+LIBRARIES = (f"{Path(os.__file__).parent}/", _OURS, "<frozen ", "<string>")
+"""Where Python's and toc's own modules are, and what a dataclass makes."""
 
 
 class Sent(NamedTuple):
