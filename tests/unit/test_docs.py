@@ -3,13 +3,18 @@
 import re
 import shlex
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
 from reference_page import commands, written
 
+from toc import Task, TimeoutCenter
 from toc.gateway.app import CALLS
+from toc.testing import Toc
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")])
@@ -139,6 +144,27 @@ def test_python_blocks_compile() -> None:
         compile(text, str(page), "exec")
         found += 1
     assert found > 10
+
+
+def test_what_stands_for_calls_of_other_schedulers_runs(toc: Toc) -> None:
+    text = (ROOT / "docs/from-schedulers.md").read_text()
+    center = TimeoutCenter()
+    applied: list[tuple[tuple[int], str]] = []
+    toc.use(center)
+    celery = SimpleNamespace(apply_async=lambda args, task_id: applied.append((args, task_id)))
+    names: dict[str, Any] = {"center": center, "Task": Task, "close_order": celery}
+    exec(_FENCE.findall(text)[0][1], names)
+    names |= {"when": toc.now + timedelta(hours=1), "job_id": center.submit("order.close", biz_id=1, delay=1)}
+    codes = re.findall(r"`(@?center\.[^`]+)`", text)
+    for code in codes:
+        if code.startswith("@"):
+            eval(code[1:], {"center": TimeoutCenter()})(lambda _task: None)
+        else:
+            eval(code, names)
+    assert len(codes) == 9
+    job_id = center.submit("order.close", biz_id=42, delay="1h")
+    toc.advance("1h")
+    assert applied == [((42,), f"close-{job_id}")]
 
 
 def test_every_test_that_make_test_leaves_out_is_run_by_another_target() -> None:
