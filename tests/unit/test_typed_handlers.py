@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.patience import until
 from harness.rows import known
 from pydantic import BaseModel, ConfigDict
 from typing_extensions import TypedDict
@@ -460,6 +463,52 @@ def test_middleware_surrounds_tries_in_its_order(toc: Toc, center: TimeoutCenter
     assert seen == [*first, "outer 1", "inner", "coroutine", "inner ends", "outer ends"]
     with pytest.raises(InvalidHandler, match="generator"):
         center.middleware(lambda _: None)  # type: ignore[type-var]
+
+
+def test_a_try_whose_exception_is_swallowed_has_succeeded(toc: Toc, center: TimeoutCenter) -> None:
+    @center.middleware
+    def swallows(_tasks: list[Task]) -> Iterator[None]:
+        with suppress(ValueError):
+            yield
+
+    @center.handler("p.sync")
+    def plain(_task: Task) -> None:
+        raise ValueError
+
+    @center.handler("p.async")
+    async def coroutine(_task: Task) -> None:
+        raise ValueError
+
+    @center.handler("p.many", batch=5)
+    def batch(_orders: list[CloseOrder]) -> None:
+        raise ValueError
+
+    plain.submit(biz_id=1, delay=60)
+    coroutine.submit(biz_id=2, delay=60)
+    batch.submit(CLOSE, biz_id=3, delay=60)
+    toc.advance("2m")
+    done = [center.find(biz_id=biz_id)[0] for biz_id in (1, 2, 3)]
+    assert [(task.status, task.attempt) for task in done] == [(TaskStatus.PROCESSED, 1)] * 3
+
+
+def test_a_copy_in_which_a_hook_returns_ends(toc: Toc) -> None:
+    center, copies = TimeoutCenter(), list[int]()
+
+    @center.on_dead
+    def forks(_task: Task, _reason: str) -> None:
+        copies.append(os.fork())
+
+    task = known(center.get(center.submit(toc.topic("p.plain").name, biz_id=1, delay=60)))
+    center.stands_in = None  # its own thread calls hooks, as in production
+    center.hooks._notify(forks, task, "no use")
+    center.hooks.flush(30)
+    try:
+        assert until(lambda: os.waitpid(copies[-1], os.WNOHANG)[0] > 0, 10)
+    except AssertionError:
+        os.kill(copies[-1], signal.SIGKILL)
+        raise
+    finally:
+        center.close()
 
 
 def test_hooks_are_told_and_their_failures_harm_nothing(toc: Toc, center: TimeoutCenter) -> None:
