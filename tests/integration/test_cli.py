@@ -27,12 +27,14 @@ from toc.cli.main import main
 from toc.index.messages import Peek
 from toc.model.access import Action
 from toc.model.bulk import BulkState
-from toc.model.errors import SchemaBehind, TopicDrift
+from toc.model.errors import SchemaBehind, TopicDrift, TopicExists
+from toc.model.topic import Declaration
 from toc.model.verdict import Failure
 from toc.operate import bulk as bulk_operations
 from toc.operate.admin import migrator
 from toc.operate.bulk_jobs import BulkRunner
-from toc.operate.operation import Doing
+from toc.operate.operation import Doing, Record
+from toc.operate.topics import sync_topics
 from toc.sdk.parts import open_queues
 from toc.store.servers.server import Statement
 from toc.store.tasks.pulls import HandOut
@@ -463,6 +465,19 @@ center.topic('sync.small', slots=2)
 center.topic('sync.pulled', delivery="pull")
 center.topic('sync.taken', biz_type=1)
 """
+
+
+def test_two_that_sync_at_once_both_have_the_topic(center: TimeoutCenter) -> None:
+    def perform(operation: Any, **_: Any) -> Record:
+        done.append(operation.name)
+        if len(done) == 1:  # another has read the same list, and comes first
+            center.store.topics.create(Topic("sync.both", 77, 4, retries=3))
+            raise TopicExists("sync.both")
+        return {}
+
+    done: list[str] = []
+    (step,) = sync_topics(center, [Declaration.of("sync.both", {"retries": 5})], perform)
+    assert (step.action, step.refused, done) == ("alter", "", ["topic.create", "topic.alter"])
 
 
 def test_pause_and_resume_tell_what_they_have_changed(toc: Toc, topic: str) -> None:

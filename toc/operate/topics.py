@@ -434,5 +434,8 @@ def _synced(
             if perform is not None:
                 perform(alter, topic=one.name, **step.changes)
     except TocError as exc:
+        made_meanwhile = center.store.topics.get(one.name) if topic is None and perform is not None else None
+        if made_meanwhile is not None:  # by another that syncs
+            return _synced(center, one, made_meanwhile, perform)
         return step._replace(action="refused", refused=f"{type(exc).__name__}: {exc}")
     return step
