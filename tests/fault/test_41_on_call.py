@@ -28,7 +28,7 @@ from toc import NewTask, TimeoutCenter
 from toc.coordination.assignment import PROTOCOL
 from toc.model.errors import ConfigError
 from toc.model.sharding import table_of_job
-from toc.observe.exposition import decode
+from toc.observe.exposition import JSON, decode
 from toc.observe.metrics import OVERDUE, SLOTS
 from toc.operate import doctor
 
@@ -38,14 +38,11 @@ TOLD_SECONDS = 60
 """Within a minute of the time at which a task was due."""
 
 
-def ask(daemon: DaemonProcess, path: str) -> str:
-    with urllib.request.urlopen(f"http://{address(daemon.told())}{path}", timeout=30) as answer:
-        return str(answer.read().decode())
-
-
 def value(daemon: DaemonProcess, *key: str) -> float:
     """What a metric of the daemon tells now."""
-    return decode(ask(daemon, "/metrics")).get(key, [0.0])[0]
+    asked = urllib.request.Request(f"http://{address(daemon.told())}/metrics", headers={"Accept": JSON})
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        return decode(answer.read()).get(key, [0.0])[0]
 
 
 def unowned(daemon: DaemonProcess, topic: str) -> float:

@@ -10,7 +10,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from toc.observe import metrics
 from toc.observe.board import BOARD_BYTES, Count, Distribution, MetricKind, SharedMetrics, Values
-from toc.observe.exposition import encode
+from toc.observe.exposition import JSON, decode, encode
 from toc.observe.metrics import METRICS, add_up
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -105,6 +105,15 @@ def some_values() -> Values:
             labels = [label, *metric.labels[1:]][: len(metric.labels)]
             values[metric.name, *labels] = [float(number + cell) for cell in range(metric.cells)]
     return values
+
+
+def test_commands_get_all_numbers_that_their_version_knows() -> None:
+    values = some_values()
+    body, content_type = encode({**values, ("toc_of_another_version",): [1.0]}, JSON)
+    assert (decode(body), content_type) == (values, JSON)
+    for other in (b"", b"# HELP", b"{}x", b'{"a": 1}', b"[1]", b'[["", 1, 2]]', b"[" * 9000, b"\xff"):
+        with pytest.raises((ValueError, TypeError, LookupError)):
+            decode(other)
 
 
 def test_every_metric_is_valid_openmetrics() -> None:

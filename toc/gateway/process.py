@@ -120,7 +120,7 @@ class Gateway:
         await service.close()
         for one in loops:
             one.stop(1.0)
-        runner.close(1.0)
+        runner.close()
         loop.remove_reader(self.link.fileno())
         self.link.send("left")
 

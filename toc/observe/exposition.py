@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' text formats: from numbers to text and back. The only importer of prometheus_client.
+"""Metrics in Prometheus' text formats, and in JSON for toc's own commands. Imports prometheus_client alone.
 
 The numbers come from several processes (``toc.observe.board``), so only the library's formats are used, not
 its counters: OpenMetrics for clients that ask for it, else the older text format.
@@ -6,6 +6,7 @@ its counters: OpenMetrics for clients that ask for it, else the older text forma
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
 
@@ -13,11 +14,15 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from toc.observe.board import Metric, MetricKind, Values
+from toc.model.documents import parse
+from toc.observe.board import BOARD_BYTES, Metric, MetricKind, Values
 from toc.observe.metrics import METRICS
+
+JSON = "application/json"
+MAX_BYTES = 16 * BOARD_BYTES
+"""Longest answer of a daemon, which has several boards."""
 
 
 class _Numbers(Collector):
@@ -51,8 +56,10 @@ _PROCESS = ProcessCollector(registry=None)
 def encode(values: Values, accept: str) -> tuple[bytes, str]:
     """Return the numbers, and those of this process, in the format that the header ``accept`` asks for.
 
-    The second value is the content type.
+    The second value is the content type. JSON, without those of this process, is for toc's own commands.
     """
+    if accept == JSON:
+        return json.dumps(list(values.items())).encode(), JSON
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Numbers(values))
     registry.register(_PROCESS)
@@ -60,33 +67,9 @@ def encode(values: Values, accept: str) -> tuple[bytes, str]:
     return write(registry), content_type
 
 
-def decode(text: str) -> Values:
-    """Parse a text that ``encode`` made (the older format). Skips metrics that toc does not declare.
+def decode(data: bytes) -> Values:
+    """Return the numbers that ``encode`` wrote as JSON. Skips metrics that toc does not declare.
 
-    Raises ValueError when it is not such a text.
+    Raises ValueError, TypeError or LookupError when it is not such a text.
     """
-    values: Values = {}
-    for family in text_string_to_metric_families(text):
-        metric = METRICS.get(family.name)
-        if metric is None:
-            continue
-        histogram = metric.kind is MetricKind.HISTOGRAM
-        for sample in family.samples:
-            key = (metric.name, *(sample.labels.get(label, "") for label in metric.labels))
-            if not histogram:
-                values[key] = [sample.value]
-                continue
-            cells = values.setdefault(key, [0.0] * metric.cells)
-            if sample.name.endswith("_sum"):
-                cells[-1] = sample.value
-            elif sample.name.endswith("_bucket"):
-                bound = float(sample.labels["le"])
-                if bound == float("inf"):
-                    cells[-2] = sample.value
-                elif bound in metric.buckets:
-                    cells[metric.buckets.index(bound)] = sample.value
-    for key, cells in values.items():
-        if METRICS[key[0]].kind is MetricKind.HISTOGRAM:  # each bucket of the text includes those below it
-            counts = cells[:-1]
-            cells[:-1] = [count - below for count, below in zip(counts, [0.0, *counts], strict=False)]
-    return values
+    return {tuple(key): cells for key, cells in parse(data, most=MAX_BYTES) if key[0] in METRICS}

@@ -10,7 +10,6 @@ ended.
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ from datetime import timedelta
 from typing import Any
 
 from toc.failpoint import failpoint
-from toc.loop import PREFIX
 from toc.model import documents, errors
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.clock import from_ms
@@ -48,8 +46,6 @@ LOOK_SECONDS = 1.0
 """How often a process looks for jobs that nobody works on."""
 RETRY_SECONDS = 2.0
 """How long a job waits for a server that is away, before it tries again."""
-CLOSE_SECONDS = 1.0
-"""How long a command that has worked on jobs waits to let go of those of others."""
 MAX_TASKS = 2_000_000
 """Most tasks of one job: what their numbers take of memory and of the first database stays small."""
 MOST_RUNNING = 20
@@ -295,16 +291,9 @@ class BulkRunner:
         turns = [min(held.next_at, held.keep_at) for held in self._held.values()]
         return max(0.0, min([self._look_at, *turns]) - self._clock.monotonic())
 
-    def close(self, seconds: float) -> None:
-        """Let others go on with the jobs at once. Call it when ``run_once`` is not called any more.
-
-        Gives up after ``seconds``: then others wait until the leases end.
-        """
-        telling = threading.Thread(target=self._let_go, name=f"{PREFIX}bulk-close", daemon=True)
-        telling.start()
-        telling.join(seconds)
-
-    def _let_go(self) -> None:
+    def close(self) -> None:
+        """Let others go on with the jobs at once, as far as the first database answers: else they wait until
+        the leases end. Call it when ``run_once`` is not called any more."""
         with suppress(TocError):
             for name in list(self._held):
                 self._table.let_go(name, self._owner)
@@ -382,7 +371,7 @@ def work_off(center: TimeoutCenter, name: str, progress: Callable[[str], None]) 
             table.move(name, BulkState.RUNNING, BulkState.STOPPED)
         raise
     finally:
-        runner.close(CLOSE_SECONDS)
+        runner.close()
     if job.state is BulkState.STOPPED:
         why = f": {job.error}" if job.error else ""
         raise TocError(f"bulk job {name} was stopped after {job.done} of {job.tasks} tasks{why}")

@@ -28,7 +28,6 @@ from toc.model.horizon import LEAST
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import redact
 from toc.operate.cluster import onlooker, open_operator
-from toc.operate.top import Late, late
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.table import NamedTable
 from toc.store.store import Store
@@ -469,35 +468,32 @@ def _overdue(
     found = center.store.scans.overdue(topics, now - OVERDUE_MS)
     names = {topic.biz_type: topic.name for topic in topics}
     strange: dict[int, list[int]] = {}
-    free: dict[str, list[int]] = {}
-    held: Counter[str] = Counter()
-    taken: Collection[int] = ()
+    late: dict[str, list[int]] = {}
+    waits: Counter[str] = Counter()
+    running: set[str] = set()
+    taken: Mapping[int, tuple[int, int]] = {}
     with suppress(TocError):  # the server fails: reported elsewhere
         taken = center.store.leases.living([row.job_id for row in found.rows])
     for row in found.rows:
-        if row.biz_type not in names:
+        name, (_, started) = names.get(row.biz_type), taken.get(row.job_id, (0, 0))
+        if name is None:
             strange.setdefault(row.biz_type, []).append(row.job_id)
-        elif row.job_id in taken:
-            held[names[row.biz_type]] += 1
+        elif started:
+            running.add(name)
         else:
-            free.setdefault(names[row.biz_type], []).append(now - row.next_time)
-    told_of = {*free, *held, *(topic.name for topic in topics if topic.paused)}
+            late.setdefault(name, []).append(now - row.next_time)
+            waits[name] += row.job_id in taken
+    told_of = {*late, *running, *(topic.name for topic in topics if topic.paused)}
     for slot, peek in peeks.items() if found.more else ():
         # Rows of a backlog were read instead of this topic's, whose slots tell.
         if slot.topic not in told_of and isinstance(peek, Peek) and peek.due and peek.next_due is not None:
             late_ms = peek.redis_now_ms - int(peek.next_due)
             if late_ms >= OVERDUE_MS:
-                free.setdefault(slot.topic, []).extend([late_ms] * peek.due)
-    # Which of the taken ones run, only their workers know.
-    told = late(center) if held.total() else {}
+                late.setdefault(slot.topic, []).extend([late_ms] * peek.due)
     more = "at least " if found.more else ""
-    lines = []
-    for topic in topics:
-        by_workers = told.get(topic.name, Late(0, 0))
-        waits = min(held[topic.name], by_workers.waiting) if by_workers.seconds * 1000 >= OVERDUE_MS else 0
-        overdue = free.get(topic.name, []) + waits * [int(by_workers.seconds * 1000)]
-        if overdue:
-            lines.append(_late_line(topic, overdue, waits, more))
+    lines = [
+        _late_line(topic, late[topic.name], waits[topic.name], more) for topic in topics if topic.name in late
+    ]
     deleted: Collection[int] = ()
     with suppress(TocError):  # the server fails: reported elsewhere
         deleted = center.store.topics.retired() if strange else ()

@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
-from typing import NamedTuple
 
 from toc.coordination.assignment import Member
 from toc.coordination.coordinator import WorkerRow
@@ -23,7 +22,7 @@ from toc.model.errors import IndexUnavailable, StoreUnavailable, TocError, Unava
 from toc.model.topic import Topic
 from toc.observe import metrics
 from toc.observe.board import Family, Key, Level, Metric, MetricKind, Values
-from toc.observe.exposition import decode
+from toc.observe.exposition import JSON, MAX_BYTES, decode
 from toc.observe.metrics import add_up, quantile
 from toc.operate.cluster import living_workers
 from toc.operate.operation import Record
@@ -229,40 +228,14 @@ def _scrape_one(address: str) -> Values | str:
     except HTTPException:
         return "not an address"  # as anybody may have written there
     try:
-        connection.request("GET", "/metrics")
+        connection.request("GET", "/metrics", headers={"Accept": JSON})
         response = connection.getresponse()
         if response.status != 200:
             return f"no numbers (HTTP status {response.status})"
-        return decode(response.read().decode())
+        return decode(response.read(MAX_BYTES + 1))
     except OSError as exc:
         return f"no answer ({exc})"
-    except (HTTPException, LookupError, ValueError, OverflowError):  # OverflowError: no port is that large
+    except (HTTPException, LookupError, TypeError, ValueError, OverflowError):  # no port is so large
         return "the server there is not a toc daemon"
     finally:
         connection.close()
-
-
-class Late(NamedTuple):
-    """What is due of a topic: for how many seconds the first task that has not started, taken by a worker or
-    not; and how many taken ones wait for a handler."""
-
-    seconds: float
-    waiting: int
-
-
-def late(center: TimeoutCenter) -> dict[str, Late]:
-    """Return what all daemons that answer tell of each topic. Nothing if they cannot be found."""
-    members: list[Member] = []
-    with suppress(Unavailable):  # reported elsewhere
-        members = [row.member for row in living_workers(center)]
-    total: Values = {}
-    for values in scrape(addresses_of(members)).values():
-        if not isinstance(values, str):
-            add_up(total, values)
-
-    overdue, waiting = metrics.OVERDUE.metric.name, metrics.WAITING.metric.name
-    return {
-        key[1]: Late(cells[0], int(total.get((waiting, key[1]), [0.0])[0]))
-        for key, cells in total.items()
-        if key[0] == overdue
-    }

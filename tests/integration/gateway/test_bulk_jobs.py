@@ -292,7 +292,7 @@ def test_another_process_goes_on_and_one_that_was_late_writes_nothing(system: Sy
         assert run(center, name, next_one)["counts"] == {"cancelled": 3 * STEP}
         clock.passed += 1
         late.run_once()  # it does its next step, and must not count it
-        late.close(60)
+        late.close()
     job = act(center, bulk.show, name=name)
     assert (job["state"], job["counts"]) == ("done", {"cancelled": 3 * STEP})
     assert Counter(outcomes(center, name).values()) == {"cancelled": len(job_ids)}
