@@ -369,6 +369,7 @@ def job_of(
 ) -> dict[str, Any]:
     """Return a job as answers show it. ``data`` None: it is gone."""
     job_id, attributes = id_of(row), decode_attribute(row.attribute).get("attributes")
+    made = made_at(job_id)
     gone = data is None or row.status == TaskStatus.DEAD
     return {
         "namespace": namespace,
@@ -376,7 +377,7 @@ def job_of(
         "job_id": job_id,
         "data": None if data is None else b64encode(data).decode(),
         "ttl": 0 if gone else seconds_left(row.expires_at, now),
-        "elapsed_ms": elapsed(job_id, now),
+        "elapsed_ms": max(0, now - made) if made else 0,
         "remain_tries": max(0, row.tries - row.attempts),
         "attributes": (isinstance(attributes, dict) and attributes) or None,
     }
@@ -425,9 +426,3 @@ def _number(job_id: str) -> int:
     text = job_id[-ULID_CHARS:].upper()
     number = int(text.translate(_TO_BASE_32), 32) if _ULID.fullmatch(text) else 0
     return number if number < 1 << 128 else 0
-
-
-def elapsed(job_id: str, now: int) -> int:
-    """Return the milliseconds since a job was published; 0 if its id does not say so."""
-    made = made_at(job_id)
-    return max(0, now - made) if made else 0

@@ -81,23 +81,21 @@ def _made(tokens: Sequence[Token], giver: Token) -> tuple[str, int]:
     """Return the token from which ``giver`` comes, and how many were made by it, and by these in turn: else
     each of them could make as many. One for all topics counts for itself, and those that it makes begin
     anew."""
-    makers = {one.name: one for one in (*tokens, giver)}
+    maker = {one.name: one.created_by.partition(": ")[0] for one in (*tokens, giver)}
+    wide = {one.name for one in (*tokens, giver) if one.everywhere}
 
-    def maker(one: Token) -> Token | None:
-        return makers.get(one.created_by.partition(": ")[0])
-
-    def first(one: Token) -> str:
-        for _ in makers:  # rows that were changed by hand may name each other
-            above = maker(one)
-            if one.everywhere or above is None or above.everywhere:
+    def first(name: str) -> str:
+        for _ in maker:  # rows that were changed by hand may name each other
+            above = maker[name]
+            if name in wide or above in wide or above not in maker:
                 break
-            one = above
-        return one.name
+            name = above
+        return name
 
-    origin = first(giver)
+    origin = first(giver.name)
     if giver.everywhere:
-        return origin, sum(one.created_by.partition(": ")[0] == origin for one in tokens)
-    return origin, sum(one.name != origin and first(one) == origin for one in tokens)
+        return origin, list(maker.values()).count(origin)
+    return origin, sum(first(name) == origin for name in maker) - 1
 
 
 def revoke_token(store: Store, name: str, *, giver: Token | None = None) -> Token:

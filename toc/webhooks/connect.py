@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 from weakref import WeakSet
@@ -146,7 +146,7 @@ class Resolver(AbstractResolver):
     def __init__(self, allowed: Allowed, lookup: Lookup) -> None:
         self._allowed = allowed
         self._lookup = lookup
-        self._turns = asyncio.Semaphore(MAX_LOOKUPS)
+        self._threads = ThreadPoolExecutor(MAX_LOOKUPS, "toc-name")
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -154,7 +154,12 @@ class Resolver(AbstractResolver):
         """Return the addresses of a name that may be connected to. Raises OSError if there is none."""
         found: list[ResolveResult] = []
         refused: AddressRefused | None = None
-        for kind, _type, proto, _name, address in await self._look_up(host):
+        look_up = partial(self._lookup, host, 0, type=socket.SOCK_STREAM)
+        try:
+            infos = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+        except RuntimeError as exc:  # can't start new thread
+            raise OSError(str(exc)) from exc
+        for kind, _type, proto, _name, address in infos:
             if family not in (socket.AF_UNSPEC, kind):
                 continue
             try:
@@ -171,32 +176,8 @@ class Resolver(AbstractResolver):
         return found
 
     async def close(self) -> None:
-        """Nothing: threads that still look names up keep no process alive."""
-
-    async def _look_up(self, host: str) -> Infos:
-        loop = asyncio.get_running_loop()
-        async with self._turns:
-            answer: asyncio.Future[Infos] = loop.create_future()
-            try:
-                threading.Thread(
-                    target=self._ask, args=[host, loop, answer], name="toc-name", daemon=True
-                ).start()
-            except RuntimeError as exc:  # can't start new thread
-                raise OSError(str(exc)) from exc
-            return await answer
-
-    def _ask(self, host: str, loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Infos]) -> None:
-        def give() -> None:
-            if not answer.done():
-                answer.set_exception(found) if isinstance(found, Exception) else answer.set_result(found)
-
-        found: Infos | Exception
-        try:
-            found = self._lookup(host, 0, type=socket.SOCK_STREAM)
-        except Exception as exc:
-            found = exc
-        with suppress(RuntimeError):  # the loop may be closed by now
-            loop.call_soon_threadsafe(give)
+        """End the threads, those that still look names up when they have the answer."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class Bounded(asyncio.Protocol):
