@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 
 from toc.dialects.dialect_tasks import DialectTasks
 from toc.failpoint import failpoint
-from toc.gateway.connections import ClientGone, Shares, client_address
+from toc.gateway.connections import ClientGone, client_address
 from toc.gateway.exchange import ESCAPED, Exchange, Headers, Receive, Scope, Send
 from toc.gateway.problems import Problem
 from toc.gateway.service import Service
+from toc.gateway.shares import Shares
 from toc.model.access import Token
 from toc.model.documents import check_values, parse, whole_text
 from toc.model.errors import Busy, InvalidDocument, InvalidInput, TocError

@@ -13,8 +13,8 @@ from toc.dialects.port import Dialect, Guard, Port
 from toc.dialects.redis_delayed import RedisDelayed
 from toc.dialects.youzan import Youzan
 from toc.gateway import process
-from toc.gateway.exchange import memory
 from toc.gateway.service import Service
+from toc.gateway.shares import memory
 
 DIALECTS: dict[str, type[Dialect]] = {
     one.name: one for one in (Youzan, RedisDelayed, DelayTask, Lmstfy, LmstfyAdmin)

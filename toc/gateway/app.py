@@ -23,9 +23,10 @@ from pydantic_core import to_json
 from toc.gateway import calls, openapi, problems, pull_calls, tasks
 from toc.gateway.calls import Answer, Asked, HttpCall, Model
 from toc.gateway.connections import ClientGone
-from toc.gateway.exchange import ESCAPED, Exchange, Receive, Scope, Send, memory
+from toc.gateway.exchange import ESCAPED, Exchange, Receive, Scope, Send
 from toc.gateway.problems import Problem
 from toc.gateway.service import Service
+from toc.gateway.shares import memory
 from toc.model.access import Access, Token
 from toc.model.documents import check_values, parse
 from toc.model.errors import BodyTooLarge, InvalidDocument, TocError

@@ -12,17 +12,14 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any
 
-from toc.gateway.connections import STATE, ClientGone, Connection, Shares
+from toc.gateway.connections import STATE, ClientGone, Connection
 from toc.gateway.problems import CODING, MEDIA_TYPE, SYNTAX, Problem
+from toc.gateway.shares import Shares
 from toc.model.errors import BodyTooLarge, Busy
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
 
 PART = 64 << 10
 """A longer answer is given to the connection in parts, each once the client has read of those before."""
-MAX_HELD = 128 << 20
-"""Most bytes that all requests together hold: of bodies, received or to be handed out, and of long answers
-until their clients have read them. One sender uses at most as many as are left free, so that he cannot keep
-out others. A sender is a token, or on a port of a dialect the address of a client."""
 ESCAPED = 6
 """Most bytes of JSON for one byte of a text."""
 
@@ -33,12 +30,6 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
-
-
-def memory(most: int = MAX_HELD) -> Shares:
-    """Return the bytes that the requests of a process may hold, by sender. They are taken before they are
-    read."""
-    return Shares(most, "too many bytes are being received and sent")
 
 
 class Exchange:

@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from toc.gateway.connections import Shares
 from toc.gateway.exchange import CURRENT
+from toc.gateway.shares import Shares
 from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, TocError, UnknownTopic
 from toc.model.task import TaskRow
 from toc.model.topic import Topic, check_native

@@ -13,10 +13,11 @@ import uvloop
 from harness.secured import Tls
 
 from toc.gateway import connections
-from toc.gateway.connections import SECONDS, ClientGone, Crowd, Phase, Shares
+from toc.gateway.connections import SECONDS, ClientGone, Crowd, Phase
 from toc.gateway.connections import server as server_for
-from toc.gateway.exchange import PART, Exchange, memory
+from toc.gateway.exchange import PART, Exchange
 from toc.gateway.problems import Problem
+from toc.gateway.shares import Shares, memory
 from toc.model.errors import BodyTooLarge, Busy
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
