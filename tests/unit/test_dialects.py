@@ -96,8 +96,8 @@ def test_a_task_too_many_in_a_second_is_refused_with_a_reason_of_its_own() -> No
     with pytest.raises(SecondFull) as full:
         asyncio.run(dialect.answer(request))
     answer = '{"dm_error":1,"error_msg":"%s","task_id":0}'
-    assert dialect.failed(request, full.value).body.decode() == answer % "同一秒到期的任务太多"
-    assert dialect.failed(request, StoreUnavailable("x")).body.decode() == answer % "系统繁忙"
+    assert dialect.failed(request, full.value).content.decode() == answer % "同一秒到期的任务太多"
+    assert dialect.failed(request, StoreUnavailable("x")).content.decode() == answer % "系统繁忙"
 
 
 GUARD = Guard([ip_network("10.0.0.0/8"), ip_network("fd00::/8")], ["Queue.Example"])

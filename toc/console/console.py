@@ -31,8 +31,8 @@ from toc.console.shown import Content, Note, following, span
 from toc.console.view import NOTHING_DONE, Page, Readings, Redirect, View, problem_for
 from toc.gateway import problems
 from toc.gateway.app import CONSOLE, path_pattern
-from toc.gateway.calls import Answer, forbidden
-from toc.gateway.exchange import Exchange, Scope
+from toc.gateway.calls import forbidden
+from toc.gateway.exchange import Answer, Exchange, Scope
 from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.model.access import Access

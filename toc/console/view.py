@@ -21,8 +21,9 @@ from pydantic.fields import FieldInfo
 from toc.console.sessions import Session
 from toc.console.shown import Block, Column, Content, Field, Form, Note, Table, following, span
 from toc.gateway.app import CALLS, invalid
-from toc.gateway.calls import Answer, Asked, HttpCall, NoFields, forbidden
+from toc.gateway.calls import Asked, HttpCall, NoFields, forbidden
 from toc.gateway.connections import ClientGone
+from toc.gateway.exchange import Answer
 from toc.gateway.problems import INTERNAL, INVALID, UNAVAILABLE, UNKNOWN_TOPIC, Problem, problem_of
 from toc.gateway.service import Service
 from toc.model.access import CLUSTER_ACTIONS, Access, Action

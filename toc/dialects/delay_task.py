@@ -6,12 +6,12 @@ import json
 import secrets
 from contextlib import suppress
 from functools import partial
-from http import HTTPStatus
 from typing import Any, ClassVar
 
 from toc.dialects import port
 from toc.dialects.dialect_tasks import template_of, topic_for
-from toc.dialects.port import Dialect, Reply, Request
+from toc.dialects.port import Dialect, Request
+from toc.gateway.exchange import Answer
 from toc.gateway.service import Service
 from toc.model.clock import from_ms
 from toc.model.documents import check_values, parse_object, whole_text
@@ -65,13 +65,12 @@ class DelayTask(Dialect):
         super().__init__(service)
         self._next = secrets.randbelow(IN_A_SECOND)
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Answer:
         """Answer a call."""
         if request.path not in (ADD, PULL):
-            return Reply(b"404 page not found\n", 404, "text/plain; charset=utf-8")
+            return Answer(b"404 page not found\n", 404, "text/plain; charset=utf-8")
         if request.method != "POST":
-            reply = Reply(b"405 method not allowed\n", 405, "text/plain; charset=utf-8")
-            return reply._replace(headers=((b"allow", b"POST"),))
+            return Answer(b"405 method not allowed\n", 405, "text/plain; charset=utf-8", {"allow": "POST"})
         values = await self.service.parsed(request.body, partial(port.parsed, request.body))
         topic = port.text(values, "topic")
         if not topic:
@@ -83,7 +82,7 @@ class DelayTask(Dialect):
             return await self._pull_one(topic, port.number(values, "task_id"))
         return await self._pull(topic)
 
-    def failed(self, request: Request, error: Exception) -> Reply:
+    def failed(self, request: Request, error: Exception) -> Answer:
         """Answer a mistake or a failure."""
         mistake = isinstance(error, InvalidInput)
         message = f"{WRONG}: {error}" if mistake else FULL if isinstance(error, SecondFull) else FAILED
@@ -126,13 +125,13 @@ class DelayTask(Dialect):
 
     # --- pull
 
-    async def _pull(self, topic: str) -> Reply:
+    async def _pull(self, topic: str) -> Answer:
         got = await self.tasks.pull([topic_for(topic, PREFIX)], TTR_SECONDS)
         for one, body in await self.tasks.bodies(got):
             return _pulled(body, one)
         return _answer("pull", 1, NOTHING, content="")
 
-    async def _pull_one(self, topic: str, task_id: int) -> Reply:
+    async def _pull_one(self, topic: str, task_id: int) -> Answer:
         """Hand out one task if it is due; show it if it was pulled before."""
         if not 0 < task_id <= MAX_BIZ_ID:
             return _answer("pull", 1, UNKNOWN, content="")
@@ -187,11 +186,11 @@ def _callback(content: str) -> tuple[str | None, str | None]:
     return target, path
 
 
-def _pulled(body: bytes, one: HandedOut) -> Reply:
+def _pulled(body: bytes, one: HandedOut) -> Answer:
     reply = _answer("pull", content=body.decode(errors="replace"))
     return reply._replace(handed=(one,), ends=True)
 
 
-def _answer(call: str, dm_error: int = 0, error_msg: str = DONE, **more: Any) -> Reply:
+def _answer(call: str, dm_error: int = 0, error_msg: str = DONE, **more: Any) -> Answer:
     answer = {"dm_error": dm_error, "error_msg": error_msg, **more}
-    return Reply(port.to_go_json(answer), int(HTTPStatus.OK), name=call)
+    return Answer(port.to_go_json(answer), media_type=port.JSON, name=call)

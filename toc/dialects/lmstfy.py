@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 from toc.dialects import lmstfy_wire as wire
 from toc.dialects.dialect_tasks import MAX_TOPICS, DialectTasks
 from toc.dialects.lmstfy_wire import Query, Refused, prefix_of, reply, secret_of
-from toc.dialects.port import ALL, BESIDE_BYTES, LONG, Dialect, Reply, Request
+from toc.dialects.port import ALL, BESIDE_BYTES, LONG, Dialect, Request
+from toc.gateway.exchange import Answer
 from toc.gateway.service import Service
 from toc.model import errors
 from toc.model.access import Access, Action, Role, Token
@@ -47,7 +48,7 @@ EVERYWHERE_SECONDS = 1.0
 ENGINE = "redis"
 """lmstfy has several engines. This one is named as the engine of every pool."""
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]+")
-_NO_PAGE = Reply(b"404 page not found", 404, "text/plain")
+_NO_PAGE = Answer(b"404 page not found", 404, "text/plain")
 _UNAUTHORIZED = 401
 
 
@@ -59,16 +60,16 @@ class Lmstfy(Dialect):
     largest: ClassVar[int] = MAX_BYTES
     guarded: ClassVar[bool] = False
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Answer:
         """Answer a request. Raises Refused for a mistake."""
         where = wire.route(request.method, request.path)
         if where is None:
             return reply({"error": "api not found"}, 404)
         asked = QueueRequest(self.service, request, where)
-        do: Callable[[], Awaitable[Reply]] = getattr(asked, where.call.name)
+        do: Callable[[], Awaitable[Answer]] = getattr(asked, where.call.name)
         return (await do())._replace(name=where.call.name)
 
-    def failed(self, request: Request, error: Exception) -> Reply:
+    def failed(self, request: Request, error: Exception) -> Answer:
         """Answer a mistake, or a failure, which clients repeat."""
         where = wire.route(request.method, request.path)
         return wire.refusal(error)._replace(name="other" if where is None else where.call.name)
@@ -113,7 +114,7 @@ class QueueRequest:
 
     # --- publish
 
-    async def publish(self) -> Reply:
+    async def publish(self) -> Answer:
         """Store a job, after the one that the path names has been ended."""
         if self._where.job_id:  # whatever else is wrong
             await self._end()
@@ -125,7 +126,7 @@ class QueueRequest:
 
     republish = publish
 
-    async def bulk(self) -> Reply:
+    async def bulk(self) -> Answer:
         """Store many jobs."""
         wanted = wire.publishing(self._query)
         body = self._request.body
@@ -154,7 +155,7 @@ class QueueRequest:
 
     # --- consume
 
-    async def consume(self) -> Reply:
+    async def consume(self) -> Answer:
         """Hand out jobs: as many as are ready, of all queues, as soon as one is."""
         number, book = self._query.number, self._service.book
         ttr = number("ttr", wire.DEFAULT_TTR, most=wire.U32)
@@ -193,7 +194,7 @@ class QueueRequest:
         places = {topic: place for place, topic in enumerate(topics)}
         return sorted(got, key=lambda one: (places[one.task.topic], one.order))
 
-    async def delete(self) -> Reply:
+    async def delete(self) -> Answer:
         """End a job: it is done, or nobody wants it."""
         await self._end()
         return reply(None, 204)
@@ -218,45 +219,45 @@ class QueueRequest:
 
     # --- look
 
-    async def peek(self) -> Reply:
+    async def peek(self) -> Answer:
         """Show the first job that is ready."""
         ready = await self._page(TaskStatus.PENDING, 1)
         if not ready:
             raise Refused(404, "the queue is empty")
         return await self._shown(ready[0])
 
-    async def peek_job(self) -> Reply:
+    async def peek_job(self) -> Answer:
         """Show a job."""
         for row in await self._rows():
             if row.status == TaskStatus.DEAD or (row.status == TaskStatus.PENDING and not self._expired(row)):
                 return await self._shown(row)
         raise Refused(404, "job not found")
 
-    async def size(self) -> Reply:
+    async def size(self) -> Answer:
         """Count the jobs that are ready."""
         return reply({**self._names, "size": await self._count(TaskStatus.PENDING)})
 
-    async def dead_size(self) -> Reply:
+    async def dead_size(self) -> Answer:
         """Count the dead letters."""
         return reply({**self._names, "size": await self._count(TaskStatus.DEAD)})
 
     # --- many
 
-    async def destroy(self) -> Reply:
+    async def destroy(self) -> Answer:
         """End the ready jobs of a queue. Those that wait for their time or are being worked on stay."""
         while ready := await self._page(TaskStatus.PENDING, PAGE):
             ids = [row.job_id for row in ready]
             await self._service.within(LONG, partial(bulk.cancel, self._service.center, ids))
         return reply(None, 204)
 
-    async def peek_dead(self) -> Reply:
+    async def peek_dead(self) -> Answer:
         """Count the dead letters, and show the first."""
         dead = await self._page(TaskStatus.DEAD, 1)
         size = await self._count(TaskStatus.DEAD) if dead else 0
         head = wire.id_of(dead[0]) if dead else ""
         return reply({**self._names, "deadletter_size": size, "deadletter_head": head})
 
-    async def respawn(self) -> Reply:
+    async def respawn(self) -> Answer:
         """Make dead letters ready again."""
         limit = self._limit()
         ttl = self._query.number("ttl", wire.DEFAULT_TTL, most=wire.I63, signed=True)
@@ -267,7 +268,7 @@ class QueueRequest:
             count += (await self._service.within(LONG, redrive))["redriven"]
         return reply({"msg": "respawned", "count": count})
 
-    async def delete_dead(self) -> Reply:
+    async def delete_dead(self) -> Answer:
         """Delete dead letters."""
         left = self._limit()
         while left > 0 and (dead := await self._page(TaskStatus.DEAD, min(PAGE, left))):
@@ -325,7 +326,7 @@ class QueueRequest:
         selections = self._service.center.store.selections
         return await self._service.within(ALL, partial(selections.count, wanted))
 
-    async def _shown(self, row: TaskRow) -> Reply:
+    async def _shown(self, row: TaskRow) -> Answer:
         data = None
         if row.status != TaskStatus.PENDING or not self._expired(row):
             with suppress(errors.BodyGone, errors.UnreadableTask):
@@ -352,7 +353,7 @@ class LmstfyAdmin(Dialect):
             raise Refused(_UNAUTHORIZED, "unauthorized")
         return token
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Answer:
         """Answer a request. Raises Refused for a mistake."""
         giver, query = self.token(request), Query(request.query)
         engine = query.get("kind", ENGINE)
@@ -373,19 +374,18 @@ class LmstfyAdmin(Dialect):
                 return await self._delete(namespace, text, giver)
         return _NO_PAGE._replace(headers=reply(None, 404).headers)
 
-    def failed(self, request: Request, error: Exception) -> Reply:  # noqa: ARG002 - its signature
+    def failed(self, request: Request, error: Exception) -> Answer:  # noqa: ARG002 - its signature
         """Answer a mistake or a failure."""
         if isinstance(error, Refused) and error.status == _UNAUTHORIZED:
-            realm = (b"www-authenticate", b'Basic realm="Authorization Required"')
-            answer = reply(None, _UNAUTHORIZED)
-            return answer._replace(headers=(*answer.headers, realm))
+            answer, realm = reply(None, _UNAUTHORIZED), 'Basic realm="Authorization Required"'
+            return answer._replace(headers={**answer.headers, "www-authenticate": realm})
         if isinstance(error, errors.NotGranted):
             error = Refused(403, str(error))
         return wire.refusal(error)
 
     # --- calls
 
-    def _info(self, giver: Token) -> Reply:
+    def _info(self, giver: Token) -> Answer:
         """List namespaces with their queues, those that the giver may see, as in the names of topics."""
         found: dict[str, list[str]] = {}
         for name in sorted(self.service.center.catalog.known()):
@@ -393,16 +393,16 @@ class LmstfyAdmin(Dialect):
                 namespace, _, queue = name.removeprefix(wire.PREFIX).partition(".")
                 found.setdefault(namespace, []).append(queue)
         answer = _render(found, "info")
-        return answer._replace(body=answer.body + b"\n", media_type="text/plain; charset=utf-8")
+        return answer._replace(content=answer.content + b"\n", media_type="text/plain; charset=utf-8")
 
-    async def _list(self, namespace: str, query: Query, giver: Token) -> Reply:
+    async def _list(self, namespace: str, query: Query, giver: Token) -> Answer:
         """List the names of the tokens of a namespace, each with what it is for."""
         _pool(query.get("pool"))
         now = self.service.center.clock.now_ms()
         mine = [one for one in await self._tokens(namespace) if one.lives(now) and giver.covers(one)]
         return _render({"tokens": {one.name: one.created_by.partition(": ")[2] for one in mine}}, "tokens")
 
-    async def _create(self, namespace: str, query: Query, request: Request, giver: Token) -> Reply:
+    async def _create(self, namespace: str, query: Query, request: Request, giver: Token) -> Answer:
         form = Query(request.body if _is_form(request) else b"")
         description = form.get("description") or query.get("description")
         given = form.get("token") or query.get("token")
@@ -429,7 +429,7 @@ class LmstfyAdmin(Dialect):
         token = given or secret
         return _render({"token": f"{pool}:{token}" if pool else token}, "create", 201)
 
-    async def _delete(self, namespace: str, text: str, giver: Token) -> Reply:
+    async def _delete(self, namespace: str, text: str, giver: Token) -> Answer:
         """Revoke a token of a namespace, given by itself or by its name."""
         pool, secret = wire.split_token(text)
         _pool(pool)
@@ -464,7 +464,7 @@ class LmstfyAdmin(Dialect):
             return revoke_token(store, name, giver=giver).name
 
 
-def _render(content: object, name: str, status: int = 200) -> Reply:
+def _render(content: object, name: str, status: int = 200) -> Answer:
     return reply(content, status, indent=True)._replace(name=name)
 
 

@@ -17,8 +17,8 @@ from urllib.parse import parse_qsl
 
 from toc.dialects import dialect_tasks
 from toc.dialects.dialect_tasks import hashed, topic_for
-from toc.dialects.port import Reply, to_go_json
-from toc.gateway.exchange import Headers
+from toc.dialects.port import JSON, to_go_json
+from toc.gateway.exchange import Answer, Headers
 from toc.model import errors
 from toc.model.access import Action
 from toc.model.clock import from_ms
@@ -43,7 +43,6 @@ KEY_BYTES, VALUE_BYTES = 32, 128
 """Longer keys and values of attributes are cut off."""
 ATTRIBUTE_HEADER = b"job-attr-"
 VERSION_HEADER = b"enable-job-version"
-MEDIA_TYPE = "application/json; charset=utf-8"
 
 DEFAULT_TTL, DEFAULT_TTR = 86_400, 120
 U16, U32, I63 = (1 << 16) - 1, (1 << 32) - 1, (1 << 63) - 1
@@ -331,12 +330,12 @@ def ascending(job_ids: Iterable[str]) -> list[str]:
 # --- answers
 
 
-def reply(content: object, status: int = 200, *, indent: bool = False) -> Reply:
+def reply(content: object, status: int = 200, *, indent: bool = False) -> Answer:
     """Return an answer as the original gives it; None: without a body."""
-    headers = ((b"x-request-id", ulid(int(time.time() * 1000)).encode()),)
+    headers = {"x-request-id": ulid(int(time.time() * 1000))}
     if content is None:
-        return Reply(b"", status, "", headers)
-    return Reply(to_go_json(content, sort_keys=True, indent=indent), status, MEDIA_TYPE, headers)
+        return Answer(b"", status, "", headers)
+    return Answer(to_go_json(content, sort_keys=True, indent=indent), status, JSON, headers)
 
 
 _REFUSALS: tuple[tuple[type[Exception], int, str], ...] = (
@@ -351,7 +350,7 @@ _REFUSALS: tuple[tuple[type[Exception], int, str], ...] = (
 """How errors are answered: the first that fits. A queue may just be deleted, or a server be away."""
 
 
-def refusal(error: Exception) -> Reply:
+def refusal(error: Exception) -> Answer:
     """Return the answer to a mistake or a failure."""
     if isinstance(error, Refused):
         return reply(error.content, error.status)

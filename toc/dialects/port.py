@@ -3,8 +3,8 @@
     guard ─▶ token ─▶ body ─▶ answer ─▶ sent ─▶ what it handed out is processed, where the dialect says so
                └────────┴───────┴─▶ the dialect's own words for a mistake or a failure
 
-A dialect knows nothing of this: it gets a Request and returns a Reply. Whatever it raises is answered in its
-own words, never with a trace. No query, header or body reaches the log.
+A dialect knows nothing of this: it gets a Request and returns an Answer. Whatever it raises is answered in
+its own words, never with a trace. No query, header or body reaches the log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from toc.dialects.dialect_tasks import DialectTasks
 from toc.failpoint import failpoint
 from toc.gateway.connections import ClientGone, client_address
-from toc.gateway.exchange import ESCAPED, Exchange, Headers, Receive, Scope, Send
+from toc.gateway.exchange import ESCAPED, Answer, Exchange, Headers, Receive, Scope, Send
 from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.gateway.shares import Shares
@@ -39,6 +39,7 @@ ACK_AGAIN_SECONDS = 0.25
 pause between two attempts, in seconds."""
 BESIDE_BYTES = 64 << 10
 """Bytes of a request beside a body."""
+JSON = "application/json; charset=utf-8"
 LARGEST = 2**63 - 1
 MAX_VALUES = 10_000
 """Most values of a request. Of delay/task's content, which may be an object, it is the bound."""
@@ -62,22 +63,6 @@ class Request(NamedTuple):
     def header(self, name: bytes) -> str | None:
         """Return the first header of this name."""
         return next((value.decode("latin-1") for key, value in self.headers if key == name), None)
-
-
-class Reply(NamedTuple):
-    """The answer to a request.
-
-    ``handed`` are the tasks in it. ``ends``: they are processed once all of it was given to the connection.
-    ``name`` names the call in metrics: one of few.
-    """
-
-    body: bytes
-    status: int = 200
-    media_type: str = "application/json; charset=utf-8"
-    headers: Headers = ()
-    handed: Sequence[HandedOut] = ()
-    ends: bool = False
-    name: str = "other"
 
 
 class Dialect(ABC):
@@ -106,11 +91,11 @@ class Dialect(ABC):
         return None
 
     @abstractmethod
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Answer:
         """Answer a request. Cancelled if its client leaves. What it raises is answered by ``failed``."""
 
     @abstractmethod
-    def failed(self, request: Request, error: Exception) -> Reply:
+    def failed(self, request: Request, error: Exception) -> Answer:
         """Answer a request that failed: a mistake (InvalidInput), or a server that is out of reach.
 
         BodyTooLarge, without a body, if it was longer than ``most_bytes``. Must not raise.
@@ -134,35 +119,32 @@ class Port:
         request = Request(
             scope["method"], scope["path"], scope["query_string"], scope["headers"], client=exchange.sender
         )
-        close = False
-        handed: Sequence[HandedOut] = ()
+        close, answer = False, Answer(b"")
         try:
             if (refused := self._guard.refuses(scope, browsers=not self._dialect.guarded)) is not None:
-                reply, close = _plain(refused, 403), True
+                answer, close = _plain(refused, 403), True
             else:
                 exchange.check()
                 token = self._dialect.token(request)
                 body = await exchange.body(self._dialect.most_bytes)
                 request = request._replace(body=body, token=token)
                 exchange.begin(*(() if token is None else (f"token {token.name}",)))
-                reply = await self._dialect.answer(request)
-            handed = reply.handed
-            exchange.ready(reply.body)
+                answer = await self._dialect.answer(request)
+            answer = exchange.ready(answer)
         except ClientGone:
-            self._dialect.service.pulls.release(handed)
+            self._dialect.service.pulls.release(answer.handed)
             exchange.end()
             return
         except asyncio.CancelledError:  # the gateway stops
-            reply, close = self._dialect.failed(request, Busy("the gateway stops")), True
+            answer, close = self._dialect.failed(request, Busy("the gateway stops")), True
         except Problem as exc:
-            reply = _plain(exc.detail, exc.kind.status)
+            answer = _plain(exc.detail, exc.kind.status)
         except Exception as exc:
-            self._dialect.service.pulls.release(handed)
-            reply = self._failed(request, exc)
-        name = f"{self._dialect.name} {reply.name}"
-        given = await exchange.answer(name, reply.status, _head(reply), reply.body, close=close)
-        if given and reply.ends:
-            await self._processed(reply.handed)
+            self._dialect.service.pulls.release(answer.handed)
+            answer = self._failed(request, exc)
+        given = await exchange.answer(f"{self._dialect.name} {answer.name}", answer, close=close)
+        if given and answer.ends:
+            await self._processed(answer.handed)
 
     async def _processed(self, handed: Sequence[HandedOut]) -> None:
         """Mark tasks as processed: their answer was given to a client not known to be gone."""
@@ -179,7 +161,7 @@ class Port:
             await asyncio.sleep(ACK_AGAIN_SECONDS)
         log.warning("rows_not_written", tries=len(leases), error=str(failed[leases[0]]))  # they come again
 
-    def _failed(self, request: Request, error: Exception) -> Reply:
+    def _failed(self, request: Request, error: Exception) -> Answer:
         if not isinstance(error, TocError):
             log.error("dialect_failed", dialect=self._dialect.name, stack=stack(error))
         return self._dialect.failed(request, error)
@@ -247,17 +229,8 @@ _ACCEPT_OF_JAVA = b"text/html, image/gif, image/jpeg, "
 """How the Accept begins that Java's HttpURLConnection sends by default."""
 
 
-def _plain(why: str, status: int) -> Reply:
-    return Reply(f"{why}\n".encode(), status, "text/plain; charset=utf-8", name="refused")
-
-
-def _head(reply: Reply) -> Headers:
-    headers = [(b"cache-control", b"no-store"), *reply.headers]
-    if reply.status != 204:
-        headers.append((b"content-length", b"%d" % len(reply.body)))
-    if reply.media_type:
-        headers.append((b"content-type", reply.media_type.encode()))
-    return headers
+def _plain(why: str, status: int) -> Answer:
+    return Answer(f"{why}\n".encode(), status, "text/plain; charset=utf-8", name="refused")
 
 
 # --- JSON objects and their fields

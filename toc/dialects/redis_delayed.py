@@ -10,7 +10,8 @@ from urllib.parse import unquote_to_bytes
 
 from toc.dialects.dialect_tasks import template_of
 from toc.dialects.jobs import RETENTION_SECONDS, Job, JobDialect
-from toc.dialects.port import LARGEST, NotUnderstood, Reply, Request, to_json
+from toc.dialects.port import LARGEST, NotUnderstood, Request, to_json
+from toc.gateway.exchange import Answer
 from toc.model.errors import BodyTooLarge, InvalidInput, TocError
 from toc.model.topic import Template
 from toc.pull.handed_out import HandedOut
@@ -39,7 +40,7 @@ class RedisDelayed(JobDialect):
         template_of(PREFIX, max_runtime=MAX_TTR_MS // 1000, retention=RETENTION_SECONDS),
     )
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Answer:
         """Answer a call."""
         method, call = _CALLS.get(request.path, ("", ""))
         if not call:
@@ -47,7 +48,7 @@ class RedisDelayed(JobDialect):
         if request.method != method:
             message = f"Request method '{request.method}' not supported"
             reply = _spring(request, HTTPStatus.METHOD_NOT_ALLOWED, message, call)
-            return reply._replace(headers=((b"allow", method.encode()),))
+            return reply._replace(headers={"allow": method})
         values = await self.service.parsed(request.body, partial(_fields, request))
         handed: tuple[HandedOut, ...] = ()
         if call == "add":
@@ -63,8 +64,8 @@ class RedisDelayed(JobDialect):
         else:
             job_id = str(_number(values, "jobId", 0, LARGEST))
             await (self.finish(job_id) if call == "finish" else self.delete(job_id))
-            return Reply(b"success", media_type=TEXT, name=call)
-        return Reply(answer, media_type="application/json;charset=UTF-8", handed=handed, name=call)
+            return Answer(b"success", media_type=TEXT, name=call)
+        return Answer(answer, media_type="application/json;charset=UTF-8", handed=handed, name=call)
 
     def _job(self, values: dict[str, str]) -> Job:
         delay = _number(values, "delayTime", 0, MAX_DELAY_MS)
@@ -72,7 +73,7 @@ class RedisDelayed(JobDialect):
         ttr, body = _number(values, "ttrTime", 1, MAX_TTR_MS), values.get("message", "")
         return Job(job_id, topic, delay, ttr, body, self.due(delay))
 
-    def failed(self, request: Request, error: Exception) -> Reply:
+    def failed(self, request: Request, error: Exception) -> Answer:
         """Answer as the original's framework does."""
         call = _CALLS.get(request.path, ("", "other"))[1]
         if isinstance(error, BodyTooLarge):
@@ -143,7 +144,7 @@ def _render(one: HandedOut, job: Job) -> dict[str, Any]:
     }
 
 
-def _spring(request: Request, status: HTTPStatus, message: str, call: str) -> Reply:
+def _spring(request: Request, status: HTTPStatus, message: str, call: str) -> Answer:
     """Return an error as the original's framework words it."""
     answer = {
         "timestamp": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.000+0000"),
@@ -152,4 +153,4 @@ def _spring(request: Request, status: HTTPStatus, message: str, call: str) -> Re
         "message": message,
         "path": request.path,
     }
-    return Reply(to_json(answer), int(status), "application/json;charset=UTF-8", name=call)
+    return Answer(to_json(answer), int(status), "application/json;charset=UTF-8", name=call)

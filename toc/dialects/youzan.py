@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from toc.dialects.dialect_tasks import MAX_TOPICS, template_of
 from toc.dialects.jobs import RETENTION_SECONDS, Job, JobDialect
-from toc.dialects.port import NotUnderstood, Reply, Request, number, parsed, text, to_go_json
+from toc.dialects.port import JSON, NotUnderstood, Request, number, parsed, text, to_go_json
+from toc.gateway.exchange import Answer
 from toc.gateway.service import SMALL_TEXT
 from toc.model.errors import InvalidInput
 from toc.model.topic import Template
@@ -46,7 +47,7 @@ class Youzan(JobDialect):
         template_of(PREFIX, max_runtime=MAX_TTR, retention=RETENTION_SECONDS),
     )
 
-    async def answer(self, request: Request) -> Reply:
+    async def answer(self, request: Request) -> Answer:
         """Answer a command or a path."""
         values: dict[str, Any] = {}
         if _is_command(request) or request.path[1:] in FAILED:
@@ -55,14 +56,14 @@ class Youzan(JobDialect):
         if call is None:
             if _is_command(request):
                 raise NotUnderstood("there is no such command")
-            return Reply(b"404 page not found\n", 404, "text/plain; charset=utf-8")
+            return Answer(b"404 page not found\n", 404, "text/plain; charset=utf-8")
         found: dict[str, Any] | None = None
         handed: tuple[HandedOut, ...] = ()
         if call == "push":
             await self.push(self._job(values))
         elif call == "pop":
             if request.method == "HEAD":  # the answer would have no body, but the job would be handed out
-                return Reply(b"", 405, "", headers=((b"allow", b"GET, POST"),), name="/pop")
+                return Answer(b"", 405, "", {"allow": "GET, POST"}, name="/pop")
             topic = text(values, "topic").strip()
             if not topic:
                 raise Mistake(NO_TOPIC_TO_POP)
@@ -100,7 +101,7 @@ class Youzan(JobDialect):
             raise Mistake(WRONG_TTR)
         return Job(job_id, topic, delay * 1000, ttr * 1000, body, self.due(delay * 1000))
 
-    def failed(self, request: Request, error: Exception) -> Reply:
+    def failed(self, request: Request, error: Exception) -> Answer:
         """Answer a mistake or a failure in the words of the original."""
         call = "other"
         with suppress(InvalidInput):
@@ -135,13 +136,14 @@ def _render(job: Job) -> dict[str, Any]:
     return {"topic": job.topic, "id": job.id, **times, "body": job.body}
 
 
-def _path_reply(code: int, message: str, data: dict[str, Any] | None, call: str) -> Reply:
+def _path_reply(code: int, message: str, data: dict[str, Any] | None, call: str) -> Answer:
     """Return the answer to a path."""
-    return Reply(to_go_json({"code": code, "message": message, "data": data}), name=f"/{call}")
+    answer = {"code": code, "message": message, "data": data}
+    return Answer(to_go_json(answer), media_type=JSON, name=f"/{call}")
 
 
-def _command_reply(job: dict[str, Any] | None, error: str, call: str) -> Reply:
+def _command_reply(job: dict[str, Any] | None, error: str, call: str) -> Answer:
     """Return the answer to a command."""
     job = job or {"id": "", "body": ""}
     answer = {"success": not error, "error": error, "id": job["id"], "value": job["body"]}
-    return Reply(to_go_json(answer), name=call)
+    return Answer(to_go_json(answer), media_type=JSON, name=call)

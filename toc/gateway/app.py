@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from math import ceil
@@ -21,9 +21,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from toc.gateway import calls, openapi, problems, pull_calls, tasks
-from toc.gateway.calls import Answer, Asked, HttpCall, Model
+from toc.gateway.calls import Asked, HttpCall, Model
 from toc.gateway.connections import ClientGone
-from toc.gateway.exchange import ESCAPED, Exchange, Receive, Scope, Send
+from toc.gateway.exchange import ESCAPED, Answer, Exchange, Receive, Scope, Send
 from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.gateway.shares import memory
@@ -33,7 +33,6 @@ from toc.model.errors import BodyTooLarge, InvalidDocument, TocError
 from toc.model.task import Request
 from toc.observe.log import get_logger, stack
 from toc.operate.operations import OPERATIONS
-from toc.pull.handed_out import HandedOut
 
 log = get_logger(__name__)
 
@@ -52,12 +51,10 @@ OUT_OF_TIME = "the gateway stops and did not finish this in time; it may or may 
 CONSOLE = "/console"
 """The path of the console; all its pages are below."""
 
-Headers = list[tuple[bytes, bytes]]
 Console = Callable[[Scope, Exchange], Awaitable[Answer]]
 """Answers what is asked of the console. Its errors are pages already."""
 
-_COMMON: Headers = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-_PAGE: Headers = [(b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'")]
+_PAGE = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'"}
 
 
 class App:
@@ -74,7 +71,7 @@ class App:
             "/healthz": lambda: _text("ok"),
             "/readyz": self._ready,
             "/openapi.json": lambda: Answer(openapi.document_bytes(CALLS)),
-            "/docs": lambda: Answer(openapi.page(CALLS), media_type="text/html; charset=utf-8"),
+            "/docs": lambda: Answer(openapi.page(CALLS), 200, "text/html; charset=utf-8", _PAGE),
         }
         self._memory = memory()
 
@@ -82,9 +79,7 @@ class App:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        name = "other"
-        headers: Headers = []
-        handed: Sequence[HandedOut] = ()
+        name, answer = "other", Answer(b"")
         exchange = Exchange(scope, receive, send, self._memory)
         try:
             exchange.check()
@@ -99,26 +94,22 @@ class App:
                 call, path = self._find(scope)
                 name = call.name
                 answer = await self._call(call, path, scope, exchange)
-            status, media_type, handed = answer.status, answer.media_type, answer.handed
-            body = answer.content if isinstance(answer.content, bytes) else to_json(answer.content)
-            headers = _encoded(answer.headers)
             if answer.parts is not None:
-                head = [(b"content-type", media_type.encode()), *headers]
-                await exchange.stream(status, head, answer.parts)
+                await exchange.stream(answer, answer.parts)
                 exchange.end()
                 return
-            exchange.ready(b"" if page else body)
+            if page is None:
+                answer = exchange.ready(answer)
         except ClientGone:
-            self._service.pulls.release(handed)
+            self._service.pulls.release(answer.handed)
             exchange.end()
             return
         except (Exception, asyncio.CancelledError) as exc:
-            self._service.pulls.release(handed)
+            self._service.pulls.release(answer.handed)
             problem = self._problem(exc, name)
-            status, media_type = problem.kind.status, "application/problem+json"
-            body = to_json(problem.body())
-            headers = _encoded(problem.headers)
-        await exchange.answer(name, status, [*_head(media_type, body, headers), *headers], body)
+            status, body = problem.kind.status, to_json(problem.body())
+            answer = Answer(body, status, "application/problem+json", problem.headers)
+        await exchange.answer(name, answer)
 
     async def _of_console(self, scope: Scope, exchange: Exchange) -> Answer:
         if self._console is None:
@@ -216,20 +207,6 @@ class App:
 def path_pattern(path: str, without: str = "/:") -> re.Pattern[str]:
     """Return the pattern of a path. No parameter holds one of these characters or a line break."""
     return re.compile(re.sub(r"\\\{(\w+)\\\}", rf"(?P<\1>[^{without}\\n]+)", re.escape(path)))
-
-
-def _head(media_type: str, body: bytes, headers: Headers) -> Headers:
-    given = {name for name, _ in headers}
-    return [
-        (b"content-type", media_type.encode()),
-        (b"content-length", b"%d" % len(body)),
-        *(one for one in _COMMON if one[0] not in given),
-        *(_PAGE if media_type.startswith("text/html") and not headers else ()),
-    ]
-
-
-def _encoded(headers: Mapping[str, str]) -> Headers:
-    return [(key.encode(), value.encode("latin-1")) for key, value in headers.items()]
 
 
 def _request(token: Token, scope: Scope, content_type: str | None, name: str, data: bytes) -> Request:

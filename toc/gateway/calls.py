@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property, partial
@@ -22,6 +22,7 @@ from pydantic.json_schema import WithJsonSchema
 from pydantic.types import StringConstraints
 from pydantic_core import PydanticCustomError
 
+from toc.gateway.exchange import Answer
 from toc.gateway.problems import FORBIDDEN, INVALID, UNKNOWN_TASK, Problem, unknown_topic
 from toc.model import access
 from toc.model.access import Access, Token
@@ -31,7 +32,6 @@ from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId, valid_job_id
 from toc.model.task import Request, TaskRow
 from toc.model.topic import NAME
 from toc.operate.operation import Doing, Operation, Param, Place, Record, Value
-from toc.pull.handed_out import HandedOut
 
 if TYPE_CHECKING:
     from toc.gateway.service import Service
@@ -127,23 +127,6 @@ class Query(BaseModel):
 
 class Nothing(Query):
     """No parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The answer to a call. ``content`` is sent as JSON, unless it is bytes of ``media_type``.
-
-    ``handed`` are the tasks that it hands out: if the answer cannot be written, they are taken back.
-    ``parts`` are sent instead of ``content``, each when it comes, to a client that takes one of the places of
-    those that wait.
-    """
-
-    content: Any
-    status: int = 200
-    media_type: str = "application/json"
-    handed: Sequence[HandedOut] = ()
-    headers: Mapping[str, str] = field(default_factory=dict)
-    parts: AsyncIterator[bytes] | None = None
 
 
 @dataclass(slots=True)

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
+
+from pydantic_core import to_json
 
 from toc.gateway.connections import STATE, ClientGone, Connection
 from toc.gateway.problems import CODING, MEDIA_TYPE, SYNTAX, Problem
 from toc.gateway.shares import Shares
 from toc.model.errors import BodyTooLarge, Busy
 from toc.observe.metrics import REQUEST_SECONDS, REQUESTS
+from toc.pull.handed_out import HandedOut
 
 PART = 64 << 10
 """A longer answer is given to the connection in parts, each once the client has read of those before."""
@@ -30,6 +33,32 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
+
+
+class Answer(NamedTuple):
+    """An answer of any door. ``content`` is bytes of ``media_type``, or is sent as JSON.
+
+    ``handed`` are the tasks that it hands out: if it cannot be written, they are taken back. ``ends``: they
+    are processed once all of it was given to the connection. ``parts`` are sent instead of ``content``, each
+    when it comes, to a client that takes one of the places of those that wait. ``name`` names the call of a
+    dialect in metrics: one of few.
+    """
+
+    content: Any
+    status: int = 200
+    media_type: str = "application/json"
+    headers: Mapping[str, str] = {}
+    handed: Sequence[HandedOut] = ()
+    ends: bool = False
+    parts: AsyncIterator[bytes] | None = None
+    name: str = "other"
+
+    @property
+    def head(self) -> list[tuple[bytes, bytes]]:
+        """Its headers, as ASGI has them, without its length."""
+        kind = {"content-type": self.media_type} if self.media_type else {}
+        every = {"cache-control": "no-store", "x-content-type-options": "nosniff", **kind, **self.headers}
+        return [(key.encode(), value.encode("latin-1")) for key, value in every.items()]
 
 
 class Exchange:
@@ -150,13 +179,15 @@ class Exchange:
         finally:
             waits.give(*names)
 
-    def ready(self, answer: bytes) -> None:
-        """Take memory for an answer that is long: its client may read slowly. Raises Busy, and ClientGone if
-        the client is known to have left."""
-        if len(answer) > PART:
-            self.hold(len(answer))
+    def ready(self, answer: Answer) -> Answer:
+        """Return an answer as bytes. Takes memory for one that is long: its client may read slowly. Raises
+        Busy, and ClientGone if the client is known to have left."""
+        body = answer.content if isinstance(answer.content, bytes) else to_json(answer.content)
+        if len(body) > PART:
+            self.hold(len(body))
         if self.connection.left:
             raise ClientGone
+        return answer._replace(content=body)
 
     def end(self) -> None:
         """Give back place and memory."""
@@ -172,17 +203,18 @@ class Exchange:
 
     # --- the answer
 
-    async def answer(
-        self, name: str, status: int, headers: Headers, body: bytes, *, close: bool = False
-    ) -> bool:
-        """Send the answer to the call of this name, count it, and end the exchange. Returns whether the
-        connection was given all of it, for a client that was not known to have left by then."""
+    async def answer(self, name: str, answer: Answer, *, close: bool = False) -> bool:
+        """Send the answer, which is bytes, to the call of this name, count it, and end the exchange. Returns
+        whether the connection was given all of it, for a client that was not known to have left by then."""
         self._leave_place()  # what it does not read is bounded otherwise
+        status, headers, body = answer.status, answer.head, answer.content
+        connection, size = self.connection, len(body)
+        if status != 204:
+            headers.append((b"content-length", b"%d" % size))
         if close or self._ends or not self._whole:
-            headers = [*headers, (b"connection", b"close")]
+            headers.append((b"connection", b"close"))
         if self._whole:
             self._work()
-        connection, size = self.connection, len(body)
         connection.outlet.corked = size <= PART
         try:
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
@@ -200,11 +232,12 @@ class Exchange:
         REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - self._arrived)
         return there and not connection.lost
 
-    async def stream(self, status: int, headers: Headers, parts: AsyncIterator[bytes]) -> None:
+    async def stream(self, answer: Answer, parts: AsyncIterator[bytes]) -> None:
         """Send the parts of an answer as they come, until they end, one is too long for the memory that is
         left, or the client leaves. Raises Busy before the first, if too many wait already."""
         with suppress(ClientGone, asyncio.CancelledError), self.waiting():
-            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            start = {"type": "http.response.start", "status": answer.status, "headers": answer.head}
+            await self._send(start)
             held = PART
             async for part in parts:
                 try:

@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from toc.gateway import problems
-from toc.gateway.calls import Answer, Asked, HttpCall, Model
+from toc.gateway.calls import Asked, HttpCall, Model
+from toc.gateway.exchange import Answer
 from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.model.access import Action

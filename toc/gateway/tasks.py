@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, NotRequired, TypeVar
 from pydantic import BaseModel, Field, Json
 from typing_extensions import TypedDict
 
-from toc.gateway.calls import Answer, Asked, HttpCall, Instant, Model, Query, TaskBizId, forbidden, meant
+from toc.gateway.calls import Asked, HttpCall, Instant, Model, Query, TaskBizId, forbidden, meant
+from toc.gateway.exchange import Answer
 from toc.gateway.problems import INVALID, NO_BODY, Problem, problem_of
 from toc.model.access import MATRIX, Access, Action
 from toc.model.errors import RequestReused, TocError

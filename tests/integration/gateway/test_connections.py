@@ -15,7 +15,7 @@ from harness.secured import Tls
 from toc.gateway import connections
 from toc.gateway.connections import SECONDS, ClientGone, Crowd, Phase
 from toc.gateway.connections import server as server_for
-from toc.gateway.exchange import PART, Exchange
+from toc.gateway.exchange import PART, Answer, Exchange
 from toc.gateway.problems import Problem
 from toc.gateway.shares import Shares, memory
 from toc.model.errors import BodyTooLarge, Busy
@@ -43,7 +43,7 @@ def app(do: Do) -> Any:
                 status, body = await do(one)
             except Problem as exc:
                 status, body = exc.kind.status, b""
-            await one.answer("other", status, [(b"content-length", b"%d" % len(body))], body)
+            await one.answer("other", Answer(body, status))
         except ClientGone:
             return
         finally:
@@ -475,7 +475,7 @@ def test_a_stream_takes_memory_for_its_longest_part_and_ends_without() -> None:
         one = Exchange(scope, receive, send, held)
         one.sender = "a"
         one.begin()
-        await one.stream(200, [], parts())
+        await one.stream(Answer(b""), parts())
         with pytest.raises(Busy):
             held.take("b", size=400)  # until its end
         one.end()

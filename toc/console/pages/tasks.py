@@ -10,7 +10,7 @@ from typing import Any
 from toc.console import shown
 from toc.console.shown import Block, Content, Facts, Field, Form, Lines, Note, Table, columns
 from toc.console.view import CLUSTER_SECONDS, Redirect, View, fields_of, page
-from toc.gateway.calls import Answer
+from toc.gateway.exchange import Answer
 from toc.gateway.problems import INVALID, Problem
 from toc.model.access import Action
 from toc.model.documents import MAX_EXACT
