@@ -71,7 +71,8 @@ def skip_breakpoints() -> None:
 
     def skip(*_args: object, **_kwargs: object) -> None:
         caller = sys._getframe(1)
-        log.warning("breakpoint_skipped", at=f"{caller.f_code.co_filename}:{caller.f_lineno}")
+        at = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+        log.warning("breakpoint_skipped", at=at, do="toc dev --debug")
 
     if not os.environ.get("PYTHONBREAKPOINT"):
         sys.breakpointhook = skip
