@@ -228,6 +228,9 @@ class RowTaker:
             plan.anew, plan.began = False, began
             plan.until_ms = self.tools.clock.now_ms() + int(AHEAD * 1000 * plan.period)
             plan.left = dict.fromkeys(self._tables_of_server[server], START)
+            if not plan.rows:  # at rest: a probe costs the server a third of a page
+                probed = self.tools.store.scans.scan(plan.left, {}, 0, plan.until_ms, 1)
+                plan.left = dict.fromkeys([*probed.with_due_rows, *probed.failed], START)
             plan.at_once = TABLES if plan.rows > PAGE else len(plan.left)
             plan.rows, plan.full = 0, set()
         served = self._served({slot.topic for slot in slots})
