@@ -103,3 +103,4 @@ def wrong(task: Task) -> None:
     ship.submit({"parcle": "a"}, biz_id=1)  # type: ignore[typeddict-item]  # pyright: ignore[reportArgumentType]
     close_order(Remind(7), task)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     center.handler("x", retrys=5)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    center.handler("x", backoff="fast")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from typing_extensions import TypedDict
 
@@ -358,9 +358,9 @@ class Policies(TypedDict, total=False):
 
     biz_type: int
     slots: int
-    type: str
+    type: TopicType | Literal["timed", "instant"]
     retries: int
-    backoff: str
+    backoff: Backoff | Literal["exponential", "immediate"]
     backoff_base: Duration
     backoff_cap: Duration
     prepare_timeout: Duration
@@ -369,7 +369,7 @@ class Policies(TypedDict, total=False):
     retention: Duration
     expires_in: Duration
     concurrency: int
-    delivery: str
+    delivery: Delivery | Literal["handler", "pull", "webhook"]
     target: str
 
 
