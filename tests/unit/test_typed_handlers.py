@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from harness.patience import until
 from harness.rows import known
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, SecretStr, field_serializer
 from typing_extensions import TypedDict
 
 from toc import Dead, NewTask, Retry, Task, TaskStatus, TimeoutCenter
@@ -152,6 +152,39 @@ def test_what_does_not_fit_is_refused_early(toc: Toc, center: TimeoutCenter, pay
             center.submit_many([NewTask(**new, **wrong)])
     assert toc.tasks() == []
     assert center.submit(**new, attribute={"member": 1})
+
+
+class Login(BaseModel):
+    password: SecretStr
+
+
+class CloseMore(CloseOrder):
+    more: int = 0
+
+
+class Doubled(BaseModel):
+    number: int
+
+    @field_serializer("number")
+    def twice(self, number: int) -> int:
+        return 2 * number
+
+
+LOST: list[tuple[type, Any]] = [
+    (Login, Login(password=SecretStr("canary"))),
+    (CloseOrder, CloseMore(order=1, total=Decimal(1))),
+    (Doubled, Doubled(number=1)),
+]
+
+
+@pytest.mark.parametrize(("kind", "payload"), LOST)
+def test_what_the_handler_would_not_get_is_refused(center: TimeoutCenter, kind: type, payload: Any) -> None:
+    def handler(what: Any) -> None: ...
+
+    handler.__annotations__["what"] = kind
+    with pytest.raises(InvalidPayload, match="loses") as refused:
+        center.handler("p.lost")(handler).new(payload, biz_id=1)
+    assert "canary" not in str(refused.value)
 
 
 @pytest.mark.parametrize("price", [float("nan"), float("inf")])

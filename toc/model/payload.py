@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from typing_extensions import is_typeddict
@@ -66,7 +67,7 @@ class Payload(Generic[T]):
             if b"null" in text:  # pydantic writes NaN and infinity so
                 values = self._adapter.dump_python(payload, mode="json", by_alias=True, round_trip=True)
                 json.dumps(values, allow_nan=False)
-            self._adapter.validate_json(text)
+            self._require_same(payload, self._adapter.validate_json(text))
             attribute = parse_object(text, most=len(text) + 1)
         except (ValueError, TypeError, RecursionError) as exc:
             error: Exception = exc
@@ -80,6 +81,11 @@ class Payload(Generic[T]):
         except InvalidAttribute:  # it is too long
             return {"body": text, "content_type": JSON}
         return {"attribute": attribute}
+
+    def _require_same(self, payload: T, read: T) -> None:
+        values = partial(self._adapter.dump_python, round_trip=True, serialize_as_any=True)
+        if values(payload) != values(read):
+            raise ValueError("its JSON loses some of it, such as a secret or what a subclass adds")
 
     def example(self) -> str | None:
         """Return a payload's JSON with a value by type for each field that it requires; None if that is no
