@@ -161,6 +161,7 @@ def test_the_site_has_every_page_and_interface_and_stands_alone() -> None:
 
     names = {f"toc.{name}" for name in toc.__all__} | {f"toc.testing.{name}" for name in toc.testing.__all__}
     names |= {f"toc.{kind}.cancel_by_biz" for kind in ("TimeoutCenter", "AsyncTimeoutCenter")}
+    names |= {f"toc.sdk.handlers.Handled.{name}" for name in ("submit", "new", "payload")}
     assert names | {"toc.outbox.submit", "toc.outbox.drain"} <= pages[SITE / "docs/api.html"].ids
 
     listed = dict(re.findall(r"^- \[.+?\]\((.+?)\): (.+)$", (SITE / "llms.txt").read_text(), re.MULTILINE))
