@@ -134,14 +134,14 @@ class Toc:
     """
 
     def __init__(self) -> None:
-        if TimeoutCenter().stands_in is not None:
-            raise KitError("another Toc of this process is open: close it first, or use it here too")
         self._clock, self._database, self._store = _parts()
-        self._clock.restart()
-        self._database.empty()
         self._running = running = Running(self._store, self._database, self._clock)
         self.center = running.center
         """A center of the test's own, such as to submit and cancel by hand."""
+        if self.center.stands_in is not None:
+            raise KitError("another Toc of this process is open: close it first, or use it here too")
+        self._clock.restart()
+        self._database.empty()
         self._asked = Counter[str]()
         """By topic, the faults that the test has asked for."""
         settings = _settings(*sorted(item for item in os.environ.items() if item[0].startswith("TOC_")))

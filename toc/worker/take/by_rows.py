@@ -114,8 +114,8 @@ class _Plan:
     """When the round began (monotonic)."""
     at_once: int = TABLES
     """How many tables are read at once: all, while they hold little."""
-    rows: int = 0
-    """How many rows were read in this round."""
+    rows: int = 1
+    """How many rows were read in this round. At first nobody knows."""
     full: set[str] = field(default_factory=set)
     """Topics of which this round reads no more."""
     until_ms: int = 0
