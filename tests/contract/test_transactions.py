@@ -270,6 +270,7 @@ def test_a_reschedule_moves_row_and_entry_at_the_commit(contract: Contract, engi
     (score,) = contract.scores(job_id).values()
     with engine.begin() as connection:
         change = contract.center.reschedule(job_id, action_time=soon(), connection=connection)
+        assert repr(change) == "<Change: read .outcome after the commit>"
     contract.wait(lambda: list(contract.scores(job_id).values()) > [score + 3_000_000], "the entry is moved")
     assert change.outcome is RescheduleOutcome.RESCHEDULED
     task = known(contract.center.get(job_id))

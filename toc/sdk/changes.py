@@ -216,6 +216,9 @@ class Change(Generic[T]):
                 self._found.append(self._judge())
             return self._found[0]
 
+    def __repr__(self) -> str:
+        return f"<Change: {self._found[0] if self._found else 'read .outcome after the commit'}>"
+
 
 class InTransaction:
     """Submits and changes in one transaction of a caller, over its ``connection``."""
