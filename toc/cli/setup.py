@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -45,10 +44,8 @@ def upgrade(
             server: str, database: str, revision: str, done: int, tables: int, seconds: float
         ) -> None:
             databases[database] = None
-            text = f"{database}, revision {revision}: {done} of {tables} tables"
+            text = f"{server} {database}, revision {revision}: {done} of {tables} tables, {seconds:.1f} s"
             bar((len(databases) - 1 + done / tables) / settings.databases, text)
-            if not sys.stderr.isatty():
-                say(f"{server} {text}, {seconds:.1f} s")
 
         migrator(settings).upgrade(progress, new=new)
     with TimeoutCenter(settings) as center:

@@ -15,7 +15,7 @@ from toc.model.documents import parse_instant
 from toc.model.errors import InvalidInput, UnknownTask
 from toc.model.task import OnConflict
 from toc.observe.tracing import is_traced, trace_id
-from toc.operate.records import row_record, running_record
+from toc.operate.records import row_record, running_record, task_or_damage
 
 _KEEP = OnConflict.KEEP
 TEXT_TYPE = "text/plain; charset=utf-8"
@@ -104,7 +104,8 @@ def get(
             why = "finished ones are purged after their topic's retention"
             raise UnknownTask(f"there is no task {job_id}; {why}")
         topic = center.catalog.of_type(row.biz_type)
-        record = row_record(row, f"biz_type-{row.biz_type}" if topic is None else topic.name)
+        name = f"biz_type-{row.biz_type}" if topic is None else topic.name
+        record = task_or_damage(row_record, row, name)
         content = None
         if row.body_length is not None and (body or "unreadable" not in record):
             content = center.store.body_of(row)

@@ -32,6 +32,7 @@ from toc.model.sharding import MAX_BIZ_ID, MAX_KEY_BYTES, BizId, valid_job_id
 from toc.model.task import Request, TaskRow
 from toc.model.topic import NAME
 from toc.operate.operation import Doing, Operation, Param, Place, Record, Value
+from toc.operate.tasks import topic_of
 
 if TYPE_CHECKING:
     from toc.gateway.service import Service
@@ -152,14 +153,8 @@ class Asked:
         return self.token.may(action or self.call.access, topic) is Access.ALLOWED
 
     def topic_of(self, row: TaskRow) -> str | None:
-        """Return the name of a task's topic, or None if the token may not see it.
-
-        No pattern covers the tasks of deleted topics: only tokens that may see every topic see them.
-        """
-        topic = self.service.center.catalog.known_type(row.biz_type)
-        if topic is None:
-            return f"biz_type-{row.biz_type}" if self.token.everywhere else None
-        return topic.name if self.may(topic.name) else None
+        """Return the name of a task's topic, or None if the token may not see it."""
+        return topic_of(self.service.center.catalog, row, self.may, everything=self.token.everywhere)
 
     @property
     def topic(self) -> str:

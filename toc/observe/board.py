@@ -22,8 +22,7 @@ import mmap
 import struct
 import threading
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -37,8 +36,6 @@ Key = tuple[str, ...]
 Values = dict[Key, list[float]]
 """The cells of many series."""
 
-_FEW = 4
-"""Fewer values than this are counted faster one by one."""
 _USED = struct.Struct("=Q")
 _HEAD = struct.Struct("=II")
 
@@ -153,29 +150,19 @@ class Distribution:
         self._bucket_of = partial(bisect_left, metric.buckets)
         self._lock = threading.RLock()
 
-    def observe(self, values: Collection[float]) -> None:
+    def observe(self, values: Iterable[float]) -> None:
         """Add these measured values."""
-        if len(values) < _FEW:
-            for value in values:
-                self.observe_one(value)
-            return
-        found = Counter(map(self._bucket_of, values))
-        # The sum must never shrink, or it looks like a restart: readings of two clocks may be out of order.
-        total = max(sum(values), 0.0)
+        cells = self._cells
         with self._lock:
-            cells = self._cells
-            for bucket, count in found.items():
-                cells[bucket] += count
-            cells[-1] += total
+            for value in values:
+                cells[self._bucket_of(value)] += 1
+                # The sum must never shrink, or it looks like a restart: two clocks may be out of order.
+                if value > 0:
+                    cells[-1] += value
 
     def observe_one(self, value: float) -> None:
         """Add one measured value."""
-        bucket = self._bucket_of(value)
-        with self._lock:
-            cells = self._cells
-            cells[bucket] += 1
-            if value > 0:
-                cells[-1] += value
+        self.observe((value,))
 
 
 Series = TypeVar("Series", Count, Level, Distribution)

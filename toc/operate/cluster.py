@@ -182,13 +182,15 @@ def intents(doing: Doing) -> Record:
 # --- changes
 
 
-def _can_drain(doing: Doing, host: str, *, absent: bool) -> None:
+def _may_name(doing: Doing, host: str, *, absent: bool, **_: float) -> None:
+    """Refuse a host that has no worker, unless it may be ``absent``, or an operator has named it before."""
     check_node_name("host", host)
-    _find(doing, host, absent=absent or host in doing.operator.intents().drains)
+    intents = doing.operator.intents()
+    _find(doing, host, absent=absent or host in {**intents.drains, **intents.weights})
 
 
 @operation("host.drain", "POST /v1/hosts/{host}:drain", Right.CHANGE_CLUSTER, "Drain a host",
-           HOST, ABSENT, takes="Wish", check=_can_drain, details=lambda _: {}, **CLUSTER)  # fmt: skip
+           HOST, ABSENT, takes="Wish", check=_may_name, details=lambda _: {}, **CLUSTER)  # fmt: skip
 def drain(doing: Doing, host: str, **_: bool) -> Record:
     """Take all slots from a host until it is undrained."""
     doing.operator.want("drain", host, by=doing.by)
@@ -205,17 +207,12 @@ def undrain(doing: Doing, host: str) -> Record:
     return {"host": host, "drained": False, "changed": found}
 
 
-def _can_weigh(doing: Doing, host: str, *, absent: bool, **_: float) -> None:
-    check_node_name("host", host)
-    _find(doing, host, absent=absent or host in doing.operator.intents().weights)
-
-
 @operation(
     "host.weight", "POST /v1/hosts/{host}:weight", Right.CHANGE_CLUSTER, "Weigh a host",
     HOST,
     Param("weight", Value.NUMBER, "More than 0: 2 is twice what 1 gets.", REQUIRED, above=0, most=MAX_WEIGHT,
           metavar="WEIGHT"),
-    ABSENT, takes="NewWeight", check=_can_weigh, details=lambda told: {"weight": told["weight"]}, **CLUSTER,
+    ABSENT, takes="NewWeight", check=_may_name, details=lambda told: {"weight": told["weight"]}, **CLUSTER,
 )  # fmt: skip
 def weigh(doing: Doing, host: str, *, weight: float, **_: bool) -> Record:
     """Give the workers of a host another share of the slots than its TOC_WEIGHT, until it is unweighed."""

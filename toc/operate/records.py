@@ -19,6 +19,7 @@ from toc.model.task import TaskStatus, check_body_length, decode_attribute
 from toc.operate.operation import Record
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from toc.coordination.coordinator import SlotRow, WorkerRow
@@ -152,31 +153,25 @@ def task_shown(row: TaskRow, topic: str, *, values: bool) -> TaskShown:
     return {**record, "attribute": attribute}
 
 
-def task_or_damage(row: TaskRow, topic: str, *, values: bool) -> TaskShown | UnreadableShown:
+def task_or_damage(show: Callable[[TaskRow, str], Any], row: TaskRow, topic: str) -> Record:
     """Show one task of many. A damaged one does not keep the others from being shown."""
     try:
-        return task_shown(row, topic, values=values)
+        found: Record = show(row, topic)
     except UnreadableTask as exc:
-        return _damaged(row, topic, exc)
+        return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(exc)}
+    return found
 
 
 def row_record(row: TaskRow, topic: str) -> Record:
-    """Show a task at the command line, with the columns that only operators need, or how it is damaged."""
+    """Show a task at the command line, with the columns that only operators need. Raises UnreadableTask."""
     pending = row.status == TaskStatus.PENDING
-    try:
-        return {
-            **task_record(row, topic),
-            "biz_type": row.biz_type,
-            "slot_amount": row.slot_amount,
-            "attempt": row.attempts + 1 if pending else None,
-            "due_in_seconds": round(row.action_time / 1000 - time.time(), 3) if pending else None,
-        }
-    except UnreadableTask as exc:
-        return {**_damaged(row, topic, exc)}
-
-
-def _damaged(row: TaskRow, topic: str, error: UnreadableTask) -> UnreadableShown:
-    return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(error)}
+    return {
+        **task_record(row, topic),
+        "biz_type": row.biz_type,
+        "slot_amount": row.slot_amount,
+        "attempt": row.attempts + 1 if pending else None,
+        "due_in_seconds": round(row.action_time / 1000 - time.time(), 3) if pending else None,
+    }
 
 
 def without_query(url: str) -> str:

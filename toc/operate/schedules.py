@@ -102,17 +102,6 @@ def _deletable(doing: Doing, name: str) -> None:
         _found(doing, name)
 
 
-def _defines(doing: Doing, name: str, *, topic: str, paused: bool, **options: Any) -> None:  # noqa: ARG001
-    from toc.sdk.schedules import define
-
-    define(name, topic=topic, **options)
-
-
-def _redefines(doing: Doing, name: str, **changes: Any) -> None:
-    if changes or doing.token is not None:  # an operator is told first that this changes nothing
-        _found(doing, name).definition.changed(**changes)
-
-
 def _fires(definition: Definition, count: int, after: datetime | None) -> Record:
     begin = to_ms(rules.check_instant(after or datetime.now(UTC), "after"))
     return {"fires": [fire_record(fire) for fire in rules.preview(definition, begin, count)]}
@@ -144,7 +133,7 @@ def show_schedule(doing: Doing, name: str) -> Record:
 @operation("schedule.create", "POST /v1/schedules", Right.CHANGE_SCHEDULE, "Create a schedule",
            NAME, Param("topic", Value.TOPIC, ABOUT_TOPIC, REQUIRED), *WHEN, *POLICIES, JITTER, ATTRIBUTE,
            Param("paused", Value.FLAG, "Begin only when it is resumed.", default=False), takes="NewSchedule",
-           status=201, check=_defines, **AT_ITS_SERVER)  # fmt: skip
+           status=201, **AT_ITS_SERVER)  # fmt: skip
 def create(doing: Doing, name: str, **options: Any) -> Record:
     """Create a schedule.
 
@@ -155,7 +144,7 @@ def create(doing: Doing, name: str, **options: Any) -> Record:
 
 @operation("schedule.alter", f"PATCH {_ONE}", Right.CHANGE_SCHEDULE, "Change a schedule",
            NAME, Param("topic", Value.TOPIC, ABOUT_TOPIC), *WHEN, *POLICIES, JITTER, ATTRIBUTE,
-           takes="AlteredSchedule", check=_redefines, **AT_ITS_SERVER)  # fmt: skip
+           takes="AlteredSchedule", check=_found, **AT_ITS_SERVER)  # fmt: skip
 def alter(doing: Doing, name: str, **changes: Any) -> Record:
     """Change a schedule. Its next occurrence is replaced if it has not started.
 

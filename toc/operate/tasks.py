@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -17,9 +17,10 @@ from toc.model.errors import shown as shown_text
 from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
-from toc.operate.records import TaskShown, UnreadableShown, row_record, task_or_damage
+from toc.operate.records import TaskShown, UnreadableShown, row_record, task_or_damage, task_shown
 
 if TYPE_CHECKING:
+    from toc.model.catalog import TopicCatalog
     from toc.model.task import TaskRow
     from toc.store.tasks.select import Page, Selection
 
@@ -119,22 +120,27 @@ def page(doing: Doing, wanted: Selection, after: str | None, limit: int, *, newe
 
 
 def topics_of(doing: Doing, rows: Iterable[TaskRow]) -> list[tuple[TaskRow, str]]:
-    """Return the rows that whoever asks may see, each with the name of its topic.
-
-    Only those who may see every topic see the tasks of deleted ones.
-    """
+    """Return the rows that whoever asks may see, each with the name of its topic."""
     catalog, token = doing.center.catalog, doing.token
     if any(catalog.known_type(row.biz_type) is None for row in rows):
         with suppress(StoreUnavailable, SchemaBehind):  # another process may just have created it
             catalog.read_through()
-    found = []
-    for row in rows:
-        topic = catalog.known_type(row.biz_type)
-        if topic is None and (token is None or token.everywhere):
-            found.append((row, f"biz_type-{row.biz_type}"))
-        elif topic is not None and doing.sees(topic.name):
-            found.append((row, topic.name))
-    return found
+    everything = token is None or token.everywhere
+    named = [(row, topic_of(catalog, row, doing.sees, everything=everything)) for row in rows]
+    return [(row, name) for row, name in named if name is not None]
+
+
+def topic_of(
+    catalog: TopicCatalog, row: TaskRow, sees: Callable[[str], bool], *, everything: bool
+) -> str | None:
+    """Return the name of a task's topic for who ``sees`` some; None if it may not know of it.
+
+    No pattern covers the tasks of deleted topics: only who may see ``everything`` sees them.
+    """
+    topic = catalog.known_type(row.biz_type)
+    if topic is None:
+        return f"biz_type-{row.biz_type}" if everything else None
+    return topic.name if sees(topic.name) else None
 
 
 def shown(doing: Doing, found: Page) -> Record:
@@ -142,6 +148,6 @@ def shown(doing: Doing, found: Page) -> Record:
     from toc.store.tasks.select import cursor_text
 
     values = doing.may(Right.READ_VALUES)
-    show = row_record if doing.token is None else partial(task_or_damage, values=values)
-    tasks = [show(row, topic) for row, topic in topics_of(doing, found.rows)]
+    show = row_record if doing.token is None else partial(task_shown, values=values)
+    tasks = [task_or_damage(show, row, topic) for row, topic in topics_of(doing, found.rows)]
     return {"tasks": tasks, "next": cursor_text(found.next)}

@@ -250,8 +250,6 @@ class Limiter:
         """The longest unused first. There may be very many: each host of tasks' own URLs has one."""
         self._active: set[Capacity] = set()
         """Those that have a share, requests, or tasks that wait."""
-        self._queued: set[Capacity] = set()
-        """Capacities for which tasks wait."""
         self._in_flight = 0
         """Requests in flight, over all targets."""
         self._now = 0.0
@@ -280,7 +278,7 @@ class Limiter:
     def waiting_remotely(self) -> int:
         """How many tasks wait for targets, and not for this process. Thread-safe."""
         now = self._now
-        return self._in_flight + sum(len(one.queue) for one in list(self._queued) if not one.moves(now))
+        return self._in_flight + sum(len(one.queue) for one in list(self._active) if not one.moves(now))
 
     async def enter(self, capacity: Capacity, patience: float = MAX_PATIENCE_SECONDS) -> None:
         """Take a place, for which ``leave`` must be called. Raises Full.
@@ -298,7 +296,6 @@ class Limiter:
             raise capacity.full(now)
         waiter = Waiter(loop.create_future(), now, now + patience)
         capacity.queue.append(waiter)
-        self._queued.add(capacity)
         self._plan(now)  # after all that come at once
         try:
             admitted = await waiter.admitted
@@ -360,17 +357,14 @@ class Limiter:
                 return
             waiter.admitted.set_result(True)
         capacity.queue.clear()
-        self._queued.discard(capacity)
 
     def _turn(self) -> None:
         """Ask Redis for what is needed; end waits that have been long enough."""
         self._timer = None
         now = self._now = asyncio.get_running_loop().time()
-        for capacity in list(self._queued):
+        for capacity in self._active:
             self._admit(capacity, now)  # while Redis is away, time alone frees places where there is a rate
             capacity.end_waits(now)
-            if not capacity.queue:
-                self._queued.discard(capacity)
         if not self._asking:
             self._request_shares(now)
         self._active = {one for one in self._active if one.granted or one.in_flight or one.queue}
@@ -379,7 +373,7 @@ class Limiter:
             if now - oldest.used <= FORGET_SECONDS or oldest in self._active:
                 break
             del self._capacities[oldest.name]
-        if self._queued or self._in_flight:
+        if self._in_flight or any(one.queue for one in self._active):
             self._plan(now + AGAIN_SECONDS)
         elif self._active:
             self._plan(now + RENEW_SECONDS)
@@ -470,5 +464,5 @@ class Limiter:
         if self._away and not any(one.away for one in self._active):
             self._away = False
             log.info("webhook_limits_shared")
-        waiting = [one.ask_at for one in self._queued]
+        waiting = [one.ask_at for one in self._active if one.queue]
         self._plan(max(min(waiting, default=now + RENEW_SECONDS), now))

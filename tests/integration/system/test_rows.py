@@ -38,7 +38,7 @@ from toc.model.topic import Delivery
 from toc.operate import bulk_jobs as bulk
 from toc.operate import topics
 from toc.operate.operation import Doing
-from toc.operate.records import row_record, task_shown
+from toc.operate.records import row_record, task_or_damage, task_shown
 from toc.operate.topics import resume
 from toc.pull.pulls import Pulls
 from toc.sdk import batcher
@@ -184,7 +184,9 @@ def test_a_damaged_value_makes_its_own_row_unreadable_alone(system: System, colu
     with pytest.raises(UnreadableTask):
         task_shown(rows[damaged], TOPIC, values=True)
     assert task_shown(rows[sound], TOPIC, values=True)["job_id"] == str(sound)
-    assert [("unreadable" in row_record(rows[job_id], TOPIC)) for job_id in (damaged, sound)] == [True, False]
+    assert [
+        ("unreadable" in task_or_damage(row_record, rows[job_id], TOPIC)) for job_id in (damaged, sound)
+    ] == [True, False]
     assert store.read_tries([damaged, sound]).keys() == {damaged, sound}
 
     async def steps() -> None:
