@@ -55,8 +55,6 @@ class Request(NamedTuple):
     query: bytes
     headers: Headers
     body: bytes = b""
-    client: str = ""
-    """The client's address."""
     token: Token | None = None
     """What the dialect's ``token`` returned."""
 
@@ -116,9 +114,7 @@ class Port:
             return
         exchange = Exchange(scope, receive, send, self._memory)
         exchange.sender = scope["client"][0] if scope.get("client") else ""
-        request = Request(
-            scope["method"], scope["path"], scope["query_string"], scope["headers"], client=exchange.sender
-        )
+        request = Request(scope["method"], scope["path"], scope["query_string"], scope["headers"])
         close, answer = False, Answer(b"")
         try:
             if (refused := self._guard.refuses(scope, browsers=not self._dialect.guarded)) is not None:

@@ -298,17 +298,18 @@ async def _perform(operation: Operation, asked: Asked) -> Answer:
         if param.kind is Value.TOPIC and param.name in values and not asked.may(values[param.name]):
             raise unknown_topic(values[param.name])
     doing = Doing(service.center, asked.token.name, operation.right, asked.token)
-    pool: str = operation.place
+    do = partial(operation.perform, doing, values)
     biz: Any = None
     if operation.place is Place.TASKS:
         biz = values.get("biz_id")
     elif operation.place is Place.SCHEDULE:
         biz = values["name"] if NAME.fullmatch(values["name"]) else "-"
-    if biz is not None:
-        server = service.center.store.server_of_biz(BizId.of(biz))
-        service.check_there(server)
-        pool = f"{pool}-{server}"
-    record = await service.within(pool, partial(operation.perform, doing, values))
+    if biz is None:
+        record = await service.within(operation.place, do)
+    else:
+        record = await service.at_server(
+            service.center.store.server_of_biz(BizId.of(biz)), do, operation.place
+        )
     if operation.settles:
         await asyncio.sleep(operation.settles)  # what the answer says must be true
     return Answer(record, operation.status)

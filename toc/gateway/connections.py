@@ -90,8 +90,6 @@ class Connection(asyncio.Protocol):
         self._inner = HttpToolsProtocol(app_state={**app_state, STATE: self}, **about)
         self._loop = asyncio.get_running_loop()
         self.phase = Phase.HEAD
-        self._group = self.crowd.phases[self.phase]
-        """The connections in its phase."""
         self.lost = False
         """Whether it is there no more."""
         self._in_head = True
@@ -277,10 +275,9 @@ class Connection(asyncio.Protocol):
 
     def _enter(self, phase: Phase) -> None:
         if not self.lost:
-            self._group.pop(self, None)
+            self.crowd.phases[self.phase].pop(self, None)
             self.phase = phase
-            self._group = self.crowd.phases[phase]
-            self._group[self] = self._loop.time()
+            self.crowd.phases[phase][self] = self._loop.time()
 
 
 def client_address(text: str) -> IPv4Address | IPv6Address:

@@ -266,12 +266,7 @@ async def _visible(asked: Asked, texts: Iterable[str]) -> tuple[dict[str, PullLe
     for text in texts:
         with suppress(InvalidLease):
             leases[text] = asked.service.pulls.parse(text)
-    error: TocError | None = None
-    if any(topic_of(lease.biz_type) is None for lease in leases.values()):
-        try:  # another process may just have created it
-            await asked.service.batcher.read_topics()
-        except TocError as exc:
-            error = exc
+    error = await asked.service.read_through(leases.values())
     own: dict[str, PullLease] = {}
     untold: dict[str, Any] = {}
     for text, lease in leases.items():

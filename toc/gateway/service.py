@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from toc.gateway.exchange import CURRENT
 from toc.gateway.shares import Shares
-from toc.model.errors import Busy, SchemaBehind, StoreUnavailable, TocError, UnknownTopic
+from toc.model.errors import Busy, StoreUnavailable, TocError, UnknownTopic
+from toc.model.pull import PullLease
 from toc.model.task import TaskRow
 from toc.model.topic import Topic, check_native
 from toc.operate.operation import Place
@@ -104,13 +105,9 @@ class Service:
 
     async def at_server(self, server: int, do: Callable[[], R], line: str = "server", **bounds: int) -> R:
         """Run what asks one database server, by number, in a line of its own. Raises StoreUnavailable."""
-        self.check_there(server)
-        return await self.within(f"{line}-{server}", do, **bounds)
-
-    def check_there(self, server: int) -> None:
-        """Raise StoreUnavailable if a database server, by number, is known to be away."""
         if (error := self.center.store.away(server)) is not None:
             raise StoreUnavailable(str(error))
+        return await self.within(f"{line}-{server}", do, **bounds)
 
     async def parsed(self, data: bytes, parse: Callable[[], R]) -> R:
         """Parse the body of a request: what is large off the event loop, one after the other."""
@@ -166,7 +163,7 @@ class Service:
             making.add_done_callback(lambda _: self._making.pop((do, name)))
         return await asyncio.shield(making)
 
-    async def read_through(self, rows: Iterable[TaskRow]) -> TocError | None:
+    async def read_through(self, rows: Iterable[TaskRow | PullLease]) -> TocError | None:
         """Read the topics again if one of a task is unknown: another process may just have created it.
 
         Returns the error if they cannot be read, so that it stays unknown whether the topic exists.
@@ -175,7 +172,7 @@ class Service:
         if any(known(row.biz_type) is None for row in rows):
             try:
                 await self.batcher.read_topics()
-            except (StoreUnavailable, SchemaBehind) as exc:
+            except TocError as exc:
                 return exc
         return None
 

@@ -71,7 +71,7 @@ class Act:
     @property
     def about(self) -> str:
         """What the call does, in its own words."""
-        doc = (self.http.tells or self.http.handler).__doc__ or ""
+        doc = self.http.told.__doc__ or ""
         return " ".join(doc.partition("\n\n")[0].split()).replace("`", "")
 
     @property
