@@ -58,7 +58,7 @@ secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with t
 # form of the console in a browser.
 AS_LONG := tests/integration/system/test_without_redis.py tests/integration/system/test_database_alone.py \
 	tests/integration/test_backup.py tests/integration/test_webhook_receivers.py tests/integration/test_install.py \
-	tests/integration/gateway/test_console_faults.py tests/browser/test_pages.py
+	tests/browser
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
 	$(BIN)/pytest tests/fault $(AS_LONG) -m "not chaos" --measure $(ARGS)

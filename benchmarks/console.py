@@ -89,18 +89,22 @@ class Reader:
         connection.close()
 
 
-def pages(reader: Reader, paths: list[str]) -> dict[str, str]:
-    """How long each page took: its median and its 95th percentile, and its bytes."""
-    found = {}
+def pages(stage: Stage, paths: list[str]) -> dict[str, str]:
+    """How long each page took: its median and its 95th percentile, the processor time of the gateway and the
+    servers, and its bytes."""
+    reader, found = Reader(stage), {}
+    pids = [*processes.tree(stage.gateway.pid), *stage.pids().values()]
     for path in paths:
         took = []
+        used = processes.cpu_seconds(pids)
         for _ in range(ROUNDS):
             began = time.perf_counter()
             body = reader.get(path)
             took.append((time.perf_counter() - began) * 1000)
+        used = (processes.cpu_seconds(pids) - used) * 1000 / ROUNDS
         took.sort()
         p50, p95 = stats.percentile(took, 0.5), stats.percentile(took, 0.95)
-        found[path] = f"p50 {p50:.1f} ms, p95 {p95:.1f} ms, {len(body):,} bytes"
+        found[path] = f"p50 {p50:.1f} ms, p95 {p95:.1f} ms, cpu {used:.1f} ms, {len(body):,} bytes"
     return found
 
 
@@ -195,7 +199,7 @@ def _of(stage: Stage) -> dict[str, str]:
         "/dead?topic=dies&error=provider%203%20", "/workers", "/schedules", "/targets", "/tokens", "/audit",
         "/bulk", "/do/cancel-all?topic=bench", "/what-if?topic=bench&pause=2h",
     ]  # fmt: skip
-    return pages(Reader(stage), [f"/console{one}" for one in paths])
+    return pages(stage, [f"/console{one}" for one in paths])
 
 
 def main() -> None:

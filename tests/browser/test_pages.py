@@ -12,7 +12,6 @@ from harness.gateway import Gateway
 from harness.patience import until
 from playwright.sync_api import Browser
 
-from benchmarks.local import RedisServer
 from toc.console.pages import PAGES
 from toc.console.pages.acts import ACTS
 from toc.model.topic import Delivery, Topic
@@ -313,20 +312,3 @@ def test_a_page_says_that_its_token_was_revoked(visit: Visit, gateway: Gateway) 
     leaver.page.get_by_role("link", name="log in").click()
     assert leaver.page.get_by_role("heading", level=1).inner_text() == "Log in"
     assert leaver.complaints == []
-
-
-@pytest.mark.slow
-def test_an_open_page_says_what_is_missing_until_it_is_back(visit: Visit, redis_server: RedisServer) -> None:
-    reader = visit("read")
-    reader.go("")
-    reader.wait("window.updates > 0")
-    assert "cannot be reached" not in reader.text
-    redis_server.pause()
-    try:
-        reader.wait("document.body.innerText.includes('cannot be reached')")
-        assert reader.violations() == []
-    finally:
-        redis_server.resume()
-    reader.wait("!document.body.innerText.includes('cannot be reached')")
-    assert len(reader.streams) == 1
-    assert reader.complaints == []

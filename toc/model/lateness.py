@@ -168,7 +168,7 @@ def fill(due: int, started: int, spans: Iterable[Span], rest: Span | None = None
             if first >= last:
                 left.append((since, until))
                 continue
-            found.append(span._replace(since=first, until=last))
+            found.append(Span(span.cause, first, last, span.evidence))
             left += [gap for gap in ((since, first), (last, until)) if gap[0] < gap[1]]
         gaps = left
     return joined(found)
@@ -181,9 +181,10 @@ def joined(spans: Iterable[Span]) -> list[Span]:
         by_cause.setdefault(span.cause, []).append(span)
     whole = []
     for some in by_cause.values():
-        since = min(span.since for span in some)
-        largest = max(some, key=_length)
-        whole.append(largest._replace(since=since, until=since + sum(map(_length, some))))
+        if some[1:]:
+            since = min(span.since for span in some)
+            some = [max(some, key=_length)._replace(since=since, until=since + sum(map(_length, some)))]
+        whole += some
     return sorted(whole, key=_length, reverse=True)
 
 

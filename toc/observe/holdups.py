@@ -21,8 +21,8 @@ JOIN_MS = 1500
 """Two notes of one cause are one if no more lies between them."""
 NOTES = 20
 """Most notes kept of a place."""
-LINES_A_SECOND = 500
-"""Most late starts whose causes are written to rows in a second: with two processes 2 % of two cores."""
+LINES_A_SECOND = 200
+"""Most late starts whose causes are written to rows in a second: each costs a third of its task again."""
 LEARN_MS = 1000
 """By when each process has learned that a topic was resumed."""
 EPISODES = 200
