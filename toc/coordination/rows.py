@@ -87,7 +87,7 @@ class RowsCoordinator(Coordinator):
         self._reached = True
         """Whether the table answered the last time."""
         self._alone_until = float("-inf")
-        """Until when (monotonic) a daemon without a process keeps its slots for the one that it starts."""
+        """Until when (monotonic) a daemon whose only process died keeps its slots for the next one."""
         self._topics: dict[str, int] = {}
         self._deliveries: dict[str, str] = {}
         self._members: dict[str, Member] = {}
@@ -151,7 +151,7 @@ class RowsCoordinator(Coordinator):
                 self._deaths[worker_id] = self._clock.now_ms()
             if self._members.pop(worker_id, None) is not None:
                 self._claims = {slot: owner for slot, owner in self._claims.items() if owner != worker_id}
-                if not self._members:
+                if not self._members and known_dead:
                     self._alone_until = self._clock.monotonic() + self._timeout
         self._changed()
 
@@ -217,8 +217,8 @@ class RowsCoordinator(Coordinator):
     def _assign(self) -> None:
         """Compute the assignment anew, if something has changed, and list accordingly.
 
-        Nothing goes to other daemons while the table is out of reach, nor while a daemon starts its only
-        process.
+        Nothing goes to other daemons while the table is out of reach, nor while a daemon whose only process
+        died starts another.
         """
         if not self._stale:
             return

@@ -41,11 +41,13 @@ class Line:
 
 
 class Daemon(Driven):
-    def __init__(self, table: MemberTable, host: str, workers: int, **member: Any) -> None:
+    def __init__(
+        self, table: MemberTable, host: str, workers: int, timeout: float = TIMEOUT, **member: Any
+    ) -> None:
         self.line: Any = Line(table)
         self.clock = PushedClock()
         self.member = member
-        super().__init__(RowsCoordinator(self.line, host=host, timeout=TIMEOUT, clock=self.clock), host)
+        super().__init__(RowsCoordinator(self.line, host=host, timeout=timeout, clock=self.clock), host)
         self.coordinator.start()
         self.coordinator.set_topics(TOPICS)
         for number in range(workers):
@@ -131,6 +133,15 @@ def test_a_process_that_dies_leaves_its_slots_to_its_siblings_and_all_learn_of_i
     a.leave("a-0", died=False)
     daemons.until(daemons.calm("a", "b"), "they share again")
     assert not b.coordinator.dead_workers(), "one that left is not called dead"
+
+
+def test_what_a_daemon_whose_only_process_leaves_has_goes_to_others_at_once(daemons: Daemons) -> None:
+    """As at a stop with handlers that run: the daemon is there until they have ended."""
+    a = daemons.start("a", timeout=3600.0)
+    daemons.start("b")
+    daemons.until(daemons.calm("a", "b"), "two share")
+    a.leave("a-0", died=False)
+    daemons.until(daemons.calm("b"), "the other has everything")
 
 
 def test_while_the_table_is_away_nothing_moves_and_successors_take_up_slots(daemons: Daemons) -> None:
