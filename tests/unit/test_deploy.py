@@ -94,7 +94,7 @@ def test_systemd_knows_every_line_of_a_unit_and_its_sandbox_is_tight(
 
     def analyze(*words: str) -> subprocess.CompletedProcess[str]:
         command = [systemd_analyze, *words, str(unit)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        return subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
 
     verified = analyze("verify", "--man=no")
     assert verified.returncode == 0, verified.stderr
@@ -177,7 +177,7 @@ def test_promtool_finds_nothing_wrong_and_every_alert_is_raised(tmp_path: Path) 
             env=env,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=540,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
