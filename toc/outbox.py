@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 from typing_extensions import Unpack
 
 from toc.model.clock import Clock, from_ms
-from toc.model.errors import ConfigError, InvalidInput, Unavailable
+from toc.model.errors import ConfigError, InvalidInput, SchemaBehind, TocError, Unavailable, UnfitServer
 from toc.model.sharding import BizId
 from toc.model.task import MAX_BODY, NewTask, Request
 from toc.model.topic import Topic, TopicType
@@ -93,12 +93,12 @@ def drain(engine: sa.Engine, center: TimeoutCenter) -> int:
     """Submit what the outbox holds, and remove it. Returns how many tasks that were.
 
     A task whose time has passed is due at once. One that toc refuses, such as one that has expired, or cannot
-    read stays, with its ``error``, and is logged (``outbox_refused``). Raises Unavailable if a server of toc
-    was out of reach, once those of the others are submitted; ConfigError for settings of the center, of which
-    no record is to blame; and the errors of ``engine``.
+    read stays, with its ``error``, and is logged (``outbox_refused``). Raises Unavailable, SchemaBehind or
+    UnfitServer if a server of toc could not be used, once those of the others are submitted; ConfigError for
+    settings of the center, of which no record is to blame; and the errors of ``engine``.
     """
     done, after = 0, 0
-    away: dict[int, Unavailable] = {}
+    away: dict[int, TocError] = {}
     while True:
         with engine.connect() as connection:
             waiting = sa.select(table.c.id, table.c.task, table.c.body.is_not(None).label("has_body"))
@@ -118,7 +118,7 @@ def drain(engine: sa.Engine, center: TimeoutCenter) -> int:
                 if server not in away:
                     try:
                         center.put(task, request=request)
-                    except Unavailable as exc:
+                    except (Unavailable, SchemaBehind, UnfitServer) as exc:
                         away[server] = exc
                     else:
                         submitted.append(record.id)

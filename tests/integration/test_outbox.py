@@ -235,28 +235,29 @@ def test_a_task_whose_time_has_passed_in_the_outbox_runs_at_once(system: System,
     system.wait(lambda: system.starts(task.job_id), "it runs", 10)
 
 
-def test_a_server_of_toc_that_is_away_leaves_its_records(
-    system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [errors.StoreUnavailable, errors.SchemaBehind, errors.UnfitServer])
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_server_of_toc_that_cannot_be_used_leaves_its_records_and_holds_up_no_others(
+    system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch, error: type[errors.TocError]
 ) -> None:
     with engine.begin() as connection:
-        for biz_id in range(3):
+        for biz_id in range(4):
             outbox.submit(connection, "test.sync", biz_id=biz_id, delay=3600)
     put = system.center.put
 
-    def away(_tasks: object) -> list[int]:
-        raise errors.StoreUnavailable("away")
-
-    def second(task: NewTask, **_: object) -> object:
-        return put(task) if task.biz_id == 0 else away(task)
+    def odd_fail(task: NewTask, **how: Any) -> Put:
+        if int(task.biz_id) % 2:
+            raise error("away")
+        return put(task, **how)
 
     with monkeypatch.context() as patch:
-        patch.setattr(system.center, "submit_many", away)
-        patch.setattr(system.center, "put", second)
-        with pytest.raises(errors.StoreUnavailable):
+        patch.setattr(system.center, "put", odd_fail)
+        patch.setattr(system.center.store, "server_of_biz", lambda biz: biz.number % 2)
+        with pytest.raises(error):
             outbox.drain(engine, system.center)
     assert waiting(engine) == 2
     assert outbox.drain(engine, system.center) == 2
-    assert [len(found(system, biz_id)) for biz_id in range(3)] == [1] * 3
+    assert [len(found(system, biz_id)) for biz_id in range(4)] == [1] * 4
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
