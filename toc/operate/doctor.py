@@ -465,25 +465,24 @@ def _overdue(
 ) -> Iterator[Line]:
     """Look for overdue tasks in the rows (a bounded read), so that entries missing in the index show too."""
     now = center.clock.now_ms()
-    found = center.store.scans.overdue(topics, now - OVERDUE_MS)
+    paused = {topic.name: str(topic.biz_type) for topic in topics if topic.paused}
+    where = f" AND biz_type NOT IN ({','.join(paused.values())})" if paused else ""
+    found = center.store.scans.overdue(now - OVERDUE_MS, f"{where} AND {center.store.leases.unstarted()}")
     names = {topic.biz_type: topic.name for topic in topics}
     strange: dict[int, list[int]] = {}
     late: dict[str, list[int]] = {}
     waits: Counter[str] = Counter()
-    running: set[str] = set()
-    taken: Mapping[int, tuple[int, int]] = {}
+    taken: Collection[int] = ()
     with suppress(TocError):  # the server fails: reported elsewhere
         taken = center.store.leases.living([row.job_id for row in found.rows])
     for row in found.rows:
-        name, (_, started) = names.get(row.biz_type), taken.get(row.job_id, (0, 0))
+        name = names.get(row.biz_type)
         if name is None:
             strange.setdefault(row.biz_type, []).append(row.job_id)
-        elif started:
-            running.add(name)
         else:
             late.setdefault(name, []).append(now - row.next_time)
             waits[name] += row.job_id in taken
-    told_of = {*late, *running, *(topic.name for topic in topics if topic.paused)}
+    told_of = {*late, *paused}
     for slot, peek in peeks.items() if found.more else ():
         # Rows of a backlog were read instead of this topic's, whose slots tell.
         if slot.topic not in told_of and isinstance(peek, Peek) and peek.due and peek.next_due is not None:
@@ -512,7 +511,7 @@ def _overdue(
             do = "see the other lines; then run this again"
             lines.append(Line(Level.WARN, "tasks", "-", what, do))
     elif not lines:
-        aside = "; those of paused topics are not looked at" if any(topic.paused for topic in topics) else ""
+        aside = "; those of paused topics are not looked at" if paused else ""
         what = f"none is overdue by more than {OVERDUE_MS // 1000} s{aside}"
         lines.append(Line(Level.OK, "tasks", "-", what, ""))
     yield from lines

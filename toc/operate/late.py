@@ -228,15 +228,11 @@ def _waiting(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Return of each topic how many tasks are late and have not started, with why the first has not; and
     whether there are more than were read. A paused topic's too."""
-    from toc.store.tasks.scan import ROWS_READ, TABLES_READ, Position
-
     store, by_type = center.store, {topic.biz_type: topic for topic in topics}
     of = f" AND biz_type IN ({','.join(map(str, by_type))})" if by_type else " AND 1=0"
     before = center.clock.now_ms() - LATE_MS
-    due = store.scans.scan(store.tables, {}, 0, before, 1)
-    starts = dict.fromkeys(due.with_due_rows[:TABLES_READ], Position(0))
-    pages = store.scans.page(starts, before, ROWS_READ, where=f"{of} AND {store.leases.unstarted()}")
-    rows = sorted((row for page in pages.values() for row in page), key=attrgetter("position"))
+    due = store.scans.overdue(before, f"{of} AND {store.leases.unstarted()}")
+    rows = sorted(due.rows, key=attrgetter("position"))
     tasks = Counter(row.biz_type for row in rows)
     first = {row.biz_type: row.job_id for row in reversed(rows)}
     found: list[dict[str, Any]] = []
@@ -251,8 +247,7 @@ def _waiting(
                 "evidence": share["evidence"], "remedy": shown["remedy"],
             })  # fmt: skip
     found.sort(key=itemgetter("worst_seconds"), reverse=True)
-    more = len(due.with_due_rows) > TABLES_READ or ROWS_READ in map(len, pages.values())
-    return found, more or bool(due.failed or pages.unanswered)
+    return found, due.more or bool(due.failed)
 
 
 class LateTasks(TypedDict):

@@ -14,7 +14,6 @@ from typing import NamedTuple
 from toc.model.due import FAR, NEAR, OTHERS, Counted, Part, read
 from toc.model.errors import InvalidDocument
 from toc.model.task import TaskStatus
-from toc.model.topic import Topic
 from toc.store.servers.server import DatabaseServer, Statement
 from toc.store.servers.shards import Answers, Shards, Trouble
 from toc.store.tasks import rows as sql
@@ -134,12 +133,10 @@ class Scans:
         scanned = self.scan((), starts, 0, to_ms, limit, where=where)
         return Answers(scanned.pages, scanned.failed)
 
-    def overdue(self, topics: Iterable[Topic], before_ms: int) -> OverdueRows:
-        """Return rows due before ``before_ms`` that have not ended, except those of paused topics: whatever
-        the index says, also of tasks that a worker has. The search is bounded."""
+    def overdue(self, before_ms: int, where: str) -> OverdueRows:
+        """Return rows due before ``before_ms`` that have not ended, and for which an SQL condition holds:
+        whatever the index says, also of tasks that a worker has. The search is bounded."""
         scanned = self.scan(range(self._shards.tables), {}, 0, before_ms, 1)
-        paused = ",".join(str(topic.biz_type) for topic in topics if topic.paused)
-        where = f" AND biz_type NOT IN ({paused})" if paused else ""
         starts = dict.fromkeys(scanned.with_due_rows[:TABLES_READ], Position(0))
         pages = self.page(starts, before_ms, ROWS_READ, where=where)
         more = len(scanned.with_due_rows) > TABLES_READ or ROWS_READ in map(len, pages.values())
