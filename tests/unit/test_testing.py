@@ -285,6 +285,9 @@ def test_a_failure_shows_what_there_is_instead_nearest_first(toc: Toc, shop: Sho
     assert "its topic is 'member.remind'" in third
     with pytest.raises(AssertionError, match=r"there is a task 'order\.close', biz_id=43"):
         toc.refute_submitted("order.close", biz_id=43)
+    shop.center.cancel_by_biz("order.close", 43)
+    with pytest.raises(AssertionError, match=r"biz_id=43 cancelled, .*: it is cancelled"):
+        toc.assert_submitted("order.close", biz_id=43)
 
 
 def test_schedules_fire(toc: Toc, shop: Shop) -> None:

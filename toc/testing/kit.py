@@ -92,7 +92,10 @@ def nearest_first(expected: Expected, tasks: Iterable[Task], now: datetime) -> s
     )
     if not found:
         return "no task was submitted at all"
-    lines = [f"    {describe(task, now)}: {'; '.join(differs)}" for differs, task in found[:MAX_SHOWN]]
+    lines = [
+        f"    {describe(task, now)}: {'; '.join(differs) or f'it is {task.status.name.lower()}'}"
+        for differs, task in found[:MAX_SHOWN]
+    ]
     more = [f"    and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else []
     return "\n".join(["submitted instead, the nearest first:", *lines, *more])
 
@@ -224,11 +227,11 @@ class Toc:
         ``due_in`` counts from ``now``; ``attribute`` are items that it must have among others. A ``status``
         of None is any.
         """
-        expected, tasks = self._expected(topic, like), self.tasks(status=status)
-        for task in tasks:
+        expected = self._expected(topic, like)
+        for task in self.tasks(status=status):
             if not expected.differences(task, self.now):
                 return task
-        raise AssertionError(f"no task {expected}; {nearest_first(expected, tasks, self.now)}")
+        raise AssertionError(f"no task {expected}; {nearest_first(expected, self.tasks(), self.now)}")
 
     def refute_submitted(
         self, topic: str, *, status: TaskStatus | str | None = TaskStatus.PENDING, **like: Unpack[Like]
