@@ -278,10 +278,10 @@ def test_a_failure_shows_what_there_is_instead_nearest_first(toc: Toc, shop: Sho
     with pytest.raises(AssertionError) as caught:
         toc.assert_submitted("order.close", biz_id=42, due_in="30m")
     head, first, second, third = str(caught.value).splitlines()
-    assert "'order.close', biz_id=42, due in 30m" in head
+    assert "'order.close', biz_id=42, due in 30 min" in head
     assert "biz_id=42" in first
-    assert first.endswith(": it is due 30m later")
-    assert "its biz_id is 43; it is due 30m later" in second
+    assert first.endswith(": it is due 30 min later")
+    assert "its biz_id is 43; it is due 30 min later" in second
     assert "its topic is 'member.remind'" in third
     with pytest.raises(AssertionError, match=r"there is a task 'order\.close', biz_id=43"):
         toc.refute_submitted("order.close", biz_id=43)

@@ -27,7 +27,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from toc.console.pages import PAGES
 from toc.console.pages.acts import offered
 from toc.console.sessions import COOKIE, Session, Sessions
-from toc.console.shown import Content, Note, following, span
+from toc.console.shown import Content, Note, following
 from toc.console.view import NOTHING_DONE, Page, Readings, Redirect, View, problem_for
 from toc.gateway import problems
 from toc.gateway.app import CONSOLE, path_pattern
@@ -36,6 +36,7 @@ from toc.gateway.exchange import Answer, Exchange, Scope
 from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.model.access import Access
+from toc.model.clock import span
 from toc.model.errors import BodyTooLarge, Busy, TocError
 from toc.observe.log import get_logger
 

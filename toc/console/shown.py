@@ -12,6 +12,8 @@ from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from toc.model.clock import span
+
 MOST = 200
 """Characters of a value in a table."""
 MOST_LINES = 20_000
@@ -58,19 +60,6 @@ def number(value: object) -> Cell:
     """Show a number."""
     shown = f"{value:,}".replace(",", "\u202f") if isinstance(value, int) else f"{value:g}"
     return Cell(shown, "number")
-
-
-def span(value: float) -> str:
-    """Return seconds as a text: 12 ms, 4.5 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
-    if not value:
-        return "0 s"
-    if value < 1:
-        return f"{value * 1000:.0f} ms"
-    for size, unit, part, below in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if value >= size:
-            whole, rest = divmod(int(value), size)
-            return f"{whole} {unit}" + (f" {rest // part} {below}" if rest // part else "")
-    return f"{value:.3g} s"
 
 
 _LEVELS = {

@@ -19,14 +19,15 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from toc.console.sessions import Session
-from toc.console.shown import Block, Column, Content, Field, Form, Note, Table, following, span
+from toc.console.shown import Block, Column, Content, Field, Form, Note, Table, following
 from toc.gateway.app import CALLS, invalid
 from toc.gateway.calls import Asked, HttpCall, NoFields, forbidden
 from toc.gateway.connections import ClientGone
 from toc.gateway.exchange import Answer
 from toc.gateway.problems import INTERNAL, INVALID, UNAVAILABLE, UNKNOWN_TOPIC, Problem, problem_of
 from toc.gateway.service import Service
-from toc.model.access import CLUSTER_ACTIONS, Access, Action
+from toc.model.access import Access, Action
+from toc.model.clock import span
 from toc.model.errors import TocError
 from toc.observe.log import get_logger, stack
 
@@ -199,7 +200,7 @@ class View:
         seconds is good enough. Raises Problem if it is not allowed."""
         asked = self._asked(name, query, None, path)
         # What all see alike who may see it, or what this token sees.
-        who = asked.token.roles if asked.call.access in CLUSTER_ACTIONS else asked.token.name
+        who = asked.token.roles if asked.call.access.cluster else asked.token.name
         key = name, tuple(sorted((query or {}).items())), tuple(sorted(path.items())), who
         read = partial(asked.call.handler, asked)
         one = await self.readings.get(key, read, max(fresh, self.fresh), WAIT_SECONDS)

@@ -17,7 +17,7 @@ from toc.model.clock import from_ms
 from toc.model.documents import check_values, parse_object, whole_text
 from toc.model.errors import BodyGone, Busy, InvalidDocument, InvalidInput, TaskExists, UnreadableTask
 from toc.model.sharding import MAX_BIZ_ID
-from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskStatus
+from toc.model.task import UNLIMITED, DialectTask, OnConflict, TaskStatus
 from toc.model.topic import Delivery, Template
 from toc.pull.handed_out import HandedOut
 
@@ -102,7 +102,7 @@ class DelayTask(Dialect):
             if clashes % CLASHES_NEAR == CLASHES_NEAR - 1:
                 self._next = secrets.randbelow(IN_A_SECOND)
             self._next = (self._next + 1) % IN_A_SECOND
-            task = NewTask(
+            task = DialectTask(
                 name,
                 at * IN_A_SECOND + self._next,
                 action_time=from_ms(at * 1000),

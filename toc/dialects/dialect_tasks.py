@@ -100,7 +100,7 @@ class DialectTasks:
             return
         topic = best_of(self._templates, name).topic(name, 0)
         for task in tasks:
-            await self._service.batcher.checked(task, topic=topic, by_dialect=True)
+            await self._service.batcher.checked(task, topic=topic)
         await self._service.within(Place.FIRST, self._make_templates)
         await self._service.ensure_topic(name, self.name)
 
@@ -175,7 +175,7 @@ class DialectTasks:
 
         Raises what ``TimeoutCenter.put`` raises.
         """
-        return await self._service.batcher.put(task, by_dialect=True)
+        return await self._service.batcher.put(task)
 
     async def end(self, row: TaskRow) -> AckOutcome:
         """End a task as processed if it was handed out in the row's version. Raises StoreUnavailable."""

@@ -51,7 +51,7 @@ from toc.model.task import NewTask, OnConflict, PutOutcome, TaskStatus
 from toc.model.topic import Template
 from toc.model.verdict import Failure
 from toc.operate.templates import ensure_topic
-from toc.sdk.client import TimeoutCenter, put_of_dialect
+from toc.sdk.client import TimeoutCenter
 from toc.sdk.submission import LATEST_MS
 
 TOGETHER = 100
@@ -198,7 +198,7 @@ class Importing:
             later = from_ms(self.center.clock.now_ms() + LATER_MS)
             task = task._replace(action_time=later, expires_at=None)
         try:
-            put = put_of_dialect(self.center, task)
+            put = self.center.put(task)
         except DedupConflict:
             return None
         except InvalidInput as exc:

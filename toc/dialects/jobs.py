@@ -18,7 +18,7 @@ from toc.model.clock import from_ms, to_ms
 from toc.model.errors import BodyGone, InvalidBizId
 from toc.model.pull import PullRow
 from toc.model.sharding import MAX_KEY_BYTES
-from toc.model.task import UNLIMITED, NewTask, OnConflict, TaskRow, TaskStatus, decode_attribute
+from toc.model.task import UNLIMITED, DialectTask, NewTask, OnConflict, TaskRow, TaskStatus, decode_attribute
 from toc.pull.handed_out import HandedOut
 
 RETENTION_SECONDS = 86_400
@@ -46,7 +46,7 @@ class Job(NamedTuple):
     def task(self, dialect: str, prefix: str) -> NewTask:
         """Return it as the task of a dialect whose topics' names begin with ``prefix``."""
         body = self.body.encode()
-        return NewTask(
+        return DialectTask(
             topic_for(self.topic, prefix),
             key_for(self.id),
             action_time=from_ms(self.due),

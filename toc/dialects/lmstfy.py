@@ -147,7 +147,7 @@ class QueueRequest:
         ]
         await self._tasks.make_topic(tasks)
         batcher = self._service.batcher
-        checked = [await batcher.checked(task, by_dialect=True) for task in tasks]
+        checked = [await batcher.checked(task) for task in tasks]
         for outcome in await batcher.store_each([one for one in checked if isinstance(one, Submission)]):
             if isinstance(outcome, errors.TocError):
                 raise outcome

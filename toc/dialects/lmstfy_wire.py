@@ -25,7 +25,7 @@ from toc.model.clock import from_ms
 from toc.model.documents import check_depth
 from toc.model.pull import MAX_TTR_SECONDS, PullRow
 from toc.model.sharding import MAX_TABLES, crc32
-from toc.model.task import NewTask, TaskRow, TaskStatus, decode_attribute
+from toc.model.task import DialectTask, NewTask, TaskRow, TaskStatus, decode_attribute
 from toc.model.topic import Template
 from toc.operate import tokens
 
@@ -306,7 +306,7 @@ def task_of(
     Its attribute keeps the names, which a topic may not hold.
     """
     attribute = {"namespace": namespace, "queue": queue}
-    return NewTask(
+    return DialectTask(
         topic_of(namespace, queue),
         job_id,
         action_time=from_ms(due),

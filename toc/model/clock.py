@@ -22,7 +22,7 @@ does not follow a clock that goes back by less."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MAX_KEYS = 1000
-_MILLISECOND = timedelta(milliseconds=1)
+MILLISECOND = timedelta(milliseconds=1)
 
 
 class Clock:
@@ -69,7 +69,7 @@ class RateLimit:
 
 def to_ms(instant: datetime) -> int:
     """Milliseconds since 1970 UTC of an aware datetime, rounded *up*: a deadline is never early."""
-    return -((_EPOCH - instant) // _MILLISECOND)
+    return -((_EPOCH - instant) // MILLISECOND)
 
 
 def from_ms(milliseconds: int) -> datetime:
@@ -108,3 +108,16 @@ def seconds_of(duration: Duration) -> float:
     if duration < 0:
         raise InvalidDelay(f"{shown(duration)} is not a duration: it must not be negative")
     return duration
+
+
+def span(value: float) -> str:
+    """Return seconds as a text for people: 12 ms, 4.5 s, 3 min 20 s, 5 h 10 min, 3 d 4 h."""
+    if not value:
+        return "0 s"
+    if value < 1:
+        return f"{value * 1000:.0f} ms"
+    for size, unit, part, below in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if value >= size:
+            whole, rest = divmod(int(value), size)
+            return f"{whole} {unit}" + (f" {rest // part} {below}" if rest // part else "")
+    return f"{value:.3g} s"

@@ -247,6 +247,11 @@ class NewTask(NamedTuple):
     expires_in: Duration | None = None
 
 
+class DialectTask(NewTask):
+    """A task as a protocol of another queue submits it: its topic may be of those that dialects alone fill,
+    and it may be due after TOC_MAX_DELAY, as they have bounds of their own."""
+
+
 class TaskRow(NamedTuple):
     """A row of the task table, in plain types. Instants are milliseconds since 1970 UTC.
 

@@ -31,7 +31,6 @@ from toc.store.servers.threads import Threads
 
 if TYPE_CHECKING:
     from toc.config import Settings
-    from toc.sdk.parts import AnyConnection, AnySession
 
 log = get_logger(__name__)
 
@@ -169,12 +168,7 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
 
     @signed_as(TimeoutCenter.submit)
     async def submit(  # noqa: D102 - the docstring comes with the signature
-        self,
-        topic: str,
-        *,
-        session: AnySession | None = None,
-        connection: AnyConnection | None = None,
-        **more: Any,
+        self, topic: str, *, session: Any = None, connection: Any = None, **more: Any
     ) -> int:
         if session is not None or connection is not None:
             more |= {"session": session, "connection": connection}
@@ -242,18 +236,11 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
                 self._batchers[loop] = Batcher(self.sync)
         return self._batchers[loop]
 
-    async def _run_on(
-        self,
-        sync: Any,
-        method: Callable[..., Any],
-        *args: Any,
-        session: AnySession | None = None,
-        connection: AnyConnection | None = None,
-        **more: Any,
-    ) -> Any:
+    async def _run_on(self, sync: Any, method: Callable[..., Any], *args: Any, **more: Any) -> Any:
         """Call a method of a sync object where it holds up no other coroutine."""
         _loop()
         do = partial(method, sync, *args, **more)
+        session, connection = more.get("session"), more.get("connection")
         if session is None and connection is None:
             return await self._on_thread(do, self._server(method, args, more))
         theirs: Any = connection if session is None else session
@@ -264,7 +251,7 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
                 f"{type(theirs).__name__} is used, so is its `sync`, which is a TimeoutCenter"
             )
         await self._on_thread(self.sync._check_places)
-        return await theirs.run_sync(lambda _: do(session=session, connection=connection))
+        return await theirs.run_sync(lambda _: do())
 
     def _server(self, method: Callable[..., Any], args: Iterable[Any], more: dict[str, Any]) -> int | None:
         """Return which server, by number, a call needs. None: several, or what it is given is invalid."""

@@ -217,7 +217,9 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._pump()
 
     def _take(self, batch: _Batch[Item], outcomes: Sequence[Any]) -> None:
-        """Give the callers of a batch their outcomes."""
+        """Give the callers of a batch their outcomes, unless they have them."""
+        if batch not in self._open:
+            return
         self._open.discard(batch)
         for asked, outcome in zip(batch.asked, outcomes, strict=True):
             if outcome is APART and not batch.alone:
@@ -245,14 +247,7 @@ class ServerBatcher(Generic[Item, Outcome]):
     # --- on a thread
 
     def _run(self, batch: _Batch[Item]) -> None:
-        answered = False
-
-        def answer(outcomes: Sequence[Any]) -> None:
-            nonlocal answered
-            if not answered:
-                answered = True
-                self._on_loop(self._take, batch, outcomes)
-
+        answer = partial(self._on_loop, self._take, batch)
         try:
             self._send([asked.item for asked in batch.asked], answer)
         except BaseException as exc:
@@ -329,9 +324,9 @@ class Batcher:
 
     # --- submit
 
-    async def put(self, task: NewTask, *, by_dialect: bool = False) -> Put:
+    async def put(self, task: NewTask) -> Put:
         """Do as ``TimeoutCenter.put``. Its outcome is what the rows tell; the index is not waited for."""
-        one = await self.checked(task, by_dialect=by_dialect)
+        one = await self.checked(task)
         return one if isinstance(one, Put) else await self.store(one)
 
     async def store(self, one: Submission) -> Put:
@@ -346,31 +341,22 @@ class Batcher:
     async def store_each(self, tasks: Sequence[Submission]) -> list[Put | TocError]:
         """Store what ``checked`` returned, each for itself. Returns their outcomes."""
         began = time.time_ns()
-        outcomes: list[Put | TocError] = await ask_each(
-            [(self._batcher_of(one), one, one.row.size) for one in tasks]
-        )
+        asked = [(self._batcher_of(one), one, one.row.size) for one in tasks]
+        outcomes: list[Put | TocError] = await ask_each(asked)
         if (tracing := self.center.tracing) is not None:
             tracing.submitted(began, tasks, [one.job_id if isinstance(one, Put) else one for one in outcomes])
         return outcomes
 
     async def checked(
-        self,
-        task: NewTask,
-        *,
-        request: Request | None = None,
-        topic: Topic | None = None,
-        by_dialect: bool = False,
+        self, task: NewTask, *, request: Request | None = None, topic: Topic | None = None
     ) -> Submission | Put:
         """Return what a task's submit writes, or the answer that its request got before.
 
-        ``topic`` takes the place of the task's topic, for one that is yet to be created. ``by_dialect`` says
-        that a protocol of another queue asks. Raises InvalidInput.
+        ``topic`` takes the place of the task's topic, for one that is yet to be created. Raises InvalidInput.
         """
         try:
             topic = topic or await self.topic(task.topic)
-            one = self.center._intake.submission(
-                task, lambda _name: topic, by_dialect=by_dialect, request=request
-            )
+            one = self.center._intake.submission(task, lambda _name: topic, request)
             self.center._check_payload(task)
             if task.target is not None and not self.center.targets.serves(task.target, task.topic):
                 check = partial(self.center.targets.check_usable, task.target, task.topic)
@@ -378,7 +364,7 @@ class Batcher:
         except InvalidInput as exc:
             if request is None and task.dedup_key is None:
                 raise
-            before = partial(self.center._before, task, request, exc, topic, by_dialect=by_dialect)
+            before = partial(self.center._before, task, request, exc, topic)
             return await asyncio.wrap_future(self.center.store.soon(before))
         return one
 

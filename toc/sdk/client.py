@@ -236,11 +236,11 @@ class TimeoutCenter(Parts, Registry[int]):
         """
         return self._put(task, request)
 
-    def _put(self, task: NewTask, request: Request | None = None, *, by_dialect: bool = False) -> Put:
+    def _put(self, task: NewTask, request: Request | None = None) -> Put:
         try:
-            one = self._checked(task, request=request, by_dialect=by_dialect)
+            one = self._checked(task, request)
         except errors.InvalidInput as exc:
-            return self._before(task, request, exc, by_dialect=by_dialect)
+            return self._before(task, request, exc)
 
         def put() -> Put:
             self._check_places()
@@ -251,13 +251,7 @@ class TimeoutCenter(Parts, Registry[int]):
         return self._traced([one], put, lambda stored: [stored.job_id])
 
     def _before(
-        self,
-        task: NewTask,
-        request: Request | None,
-        refused: errors.InvalidInput,
-        topic: Topic | None = None,
-        *,
-        by_dialect: bool = False,
+        self, task: NewTask, request: Request | None, refused: errors.InvalidInput, topic: Topic | None = None
     ) -> Put:
         """Return what a submit that is ``refused`` was answered before, by its request or its dedup_key.
 
@@ -266,14 +260,12 @@ class TimeoutCenter(Parts, Registry[int]):
         place of the task's.
         """
         if request is not None:
-            answer = self.store.answer_to(request, BizId.of(task.biz_id))
+            answer = self.store.requests.answer(request, BizId.of(task.biz_id))
             if answer is not None:
                 return answer
         if task.dedup_key is None or not isinstance(refused, OF_TIMES):
             raise refused
-        one = self._intake.submission(
-            at_any_time(task), lambda name: topic or self.catalog.get(name), by_dialect=by_dialect
-        )
+        one = self._intake.submission(at_any_time(task), lambda name: topic or self.catalog.get(name))
         kept = None if one.on_conflict is OnConflict.REPLACE else self.store.kept(one)
         if kept is None:
             raise refused
@@ -291,17 +283,6 @@ class TimeoutCenter(Parts, Registry[int]):
         """
         if (theirs := self._theirs(**within)) is not None:
             return self._submit_with(theirs, list(tasks))
-        return self._submit_many(tasks)
-
-    def _submit_with(self, theirs: InTransaction, tasks: Sequence[NewTask]) -> list[int]:
-        many = [self._checked(task) for task in tasks]
-        if any(one.on_conflict is not OnConflict.KEEP for one in many):
-            raise errors.InvalidInput(
-                "on_conflict needs its own transaction: it cannot use session= or connection="
-            )
-        return self._traced(many, lambda: theirs.submit(many), list)
-
-    def _submit_many(self, tasks: Iterable[NewTask]) -> list[int]:
         many: list[Submission] = []
         refused: dict[int, errors.InvalidInput] = {}
         for n, task in enumerate(tasks):
@@ -316,6 +297,14 @@ class TimeoutCenter(Parts, Registry[int]):
             raise errors.InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
         self._check_places()
         return self._traced(many, lambda: self.store.put_many(many, self._changes.stored, refused), list)
+
+    def _submit_with(self, theirs: InTransaction, tasks: Sequence[NewTask]) -> list[int]:
+        many = [self._checked(task) for task in tasks]
+        if any(one.on_conflict is not OnConflict.KEEP for one in many):
+            raise errors.InvalidInput(
+                "on_conflict needs its own transaction: it cannot use session= or connection="
+            )
+        return self._traced(many, lambda: theirs.submit(many), list)
 
     @_call
     def index(self, job_ids: Iterable[int]) -> None:
@@ -490,12 +479,8 @@ class TimeoutCenter(Parts, Registry[int]):
             tracing.submitted(began, many, [error if job_id is None else job_id for job_id in stored])
         return answer
 
-    def _checked(
-        self, task: NewTask, *, by_dialect: bool = False, request: Request | None = None
-    ) -> Submission:
-        one = self._intake.submission(
-            task, lambda name: self.catalog.get(name), by_dialect=by_dialect, request=request
-        )
+    def _checked(self, task: NewTask, request: Request | None = None) -> Submission:
+        one = self._intake.submission(task, lambda name: self.catalog.get(name), request)
         self._check_payload(task)
         if task.target is not None:
             self.targets.check_usable(task.target, task.topic)
@@ -520,8 +505,3 @@ def apart(center: TimeoutCenter) -> TimeoutCenter:
     other.topics, other.hooks = center.topics, center.hooks
     other.schedules.declared, other.schedules.handled = center.schedules.declared, center.schedules.handled
     return other
-
-
-def put_of_dialect(center: TimeoutCenter, task: NewTask) -> Put:
-    """Do as ``put`` for a task that a dialect takes over into a topic of its own."""
-    return center._put(task, by_dialect=True)

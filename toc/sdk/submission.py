@@ -8,11 +8,12 @@ from math import ceil
 from typing import Any
 
 from toc.model import errors
-from toc.model.clock import Clock, from_ms, seconds_of, to_ms
+from toc.model.clock import MILLISECOND, Clock, from_ms, seconds_of, to_ms
 from toc.model.sharding import BizId, JobIds, check_key, crc32, is_whole, valid_job_id
 from toc.model.target import ATTRIBUTE, NOTHING_ALLOWED, Allow, check_not_reserved, named_route
 from toc.model.task import (
     UNLIMITED,
+    DialectTask,
     NewTask,
     OnConflict,
     Request,
@@ -27,8 +28,6 @@ from toc.model.topic import Delivery, Topic, TopicType, check_native
 
 MAX_DELAY_SECONDS = 1e12
 """Larger delays are refused without comparing them with TOC_MAX_DELAY, which is always smaller."""
-
-_MILLISECOND = timedelta(milliseconds=1)
 
 OF_TIMES = (errors.NotInFuture, errors.InvalidExpiry)
 """What refuses a task for a time that may have been right before."""
@@ -51,17 +50,10 @@ class RowMaker:
         self._job_ids = JobIds(clock)
 
     def submission(
-        self,
-        task: NewTask,
-        topic_named: Callable[[str], Topic],
-        *,
-        by_dialect: bool = False,
-        request: Request | None = None,
+        self, task: NewTask, topic_named: Callable[[str], Topic], request: Request | None = None
     ) -> Submission:
         """Return what a submit of a new task writes, with a new job_id. Raises an InvalidInput.
 
-        ``by_dialect``: the task may be of a topic that takes tasks of a dialect alone, and be due after
-        TOC_MAX_DELAY: dialects have bounds of their own.
         Also raises what ``topic_named`` raises. That is called last, because it may have to ask a server.
         """
         if not isinstance(task, NewTask):
@@ -82,6 +74,7 @@ class RowMaker:
             check_key("dedup_key", task.dedup_key)
         slot_crc = biz.crc if task.slot_basis is None else crc32(check_key("slot_basis", task.slot_basis))
         on_conflict = _conflict_of(task)
+        by_dialect = isinstance(task, DialectTask)
         if not by_dialect:
             check_native(task.topic)
         topic = topic_named(task.topic)
@@ -153,9 +146,8 @@ class RowMaker:
         elif topic is not None and topic.topic_type is TopicType.INSTANT:
             return now
         else:
-            raise errors.InvalidInput(
-                "give a delay or an action_time (only tasks of instant topics run now)", "delay"
-            )
+            do = "give a delay or an action_time (only tasks of instant topics run now)"
+            raise errors.InvalidInput(do, "delay")
         field = "delay" if action_time is None else "action_time"
         if due <= now and runs:
             return now
@@ -227,4 +219,4 @@ def _delay_ms(delay: Any, name: str = "delay") -> int:
         raise errors.InvalidDelay(f"{name}: {exc}", name) from exc
     if seconds > MAX_DELAY_SECONDS:
         raise errors.InvalidDelay(f"{name} {seconds:g} s is not allowed", name)
-    return -(-delay // _MILLISECOND) if isinstance(delay, timedelta) else ceil(seconds * 1000)
+    return -(-delay // MILLISECOND) if isinstance(delay, timedelta) else ceil(seconds * 1000)

@@ -14,7 +14,7 @@ from typing_extensions import TypedDict, Unpack
 
 from toc.config import Settings
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import Duration, from_ms, seconds_of
+from toc.model.clock import Duration, from_ms, seconds_of, span
 from toc.model.errors import InvalidInput, UnknownTopic
 from toc.model.task import Task, TaskStatus
 from toc.model.topic import NEW_SLOTS, Topic, unknown_topic
@@ -78,7 +78,7 @@ class Expected:
         named = ("biz_id", "attribute", "body")
         parts = [repr(self.topic), *(f"{name}={self.like[name]!r}" for name in named if name in self.like)]
         if "due_in" in self.like:
-            parts.append(f"due in {short(self.like['due_in'])}")
+            parts.append(f"due in {_shown(self.like['due_in'])}")
         elif "due_at" in self.like:
             parts.append(f"due at {self.like['due_at'].isoformat()}")
         return ", ".join(parts)
@@ -103,28 +103,19 @@ def nearest_first(expected: Expected, tasks: Iterable[Task], now: datetime) -> s
 def describe(task: Task, now: datetime) -> str:
     """A task in one line."""
     wait = task.action_time - now
-    due = f"due in {short(wait)}" if wait >= timedelta(0) else f"due {short(-wait)} ago"
+    due = f"due in {_shown(wait)}" if wait >= timedelta(0) else f"due {_shown(-wait)} ago"
     return f"{task.topic} biz_id={task.biz_id!r} {task.status.name.lower()}, {due}, {task.attribute!r}"
 
 
-def short(duration: timedelta) -> str:
-    """A duration as people write it: ``7d``, ``1h 30m``, ``2.5s``. From a minute on in whole seconds."""
-    milliseconds = round(duration / timedelta(milliseconds=1))
-    if milliseconds >= 60_000:
-        milliseconds = round(milliseconds, -3)
-    parts = []
-    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000)):
-        whole, milliseconds = divmod(milliseconds, size)
-        if whole:
-            parts.append(f"{whole}{unit}")
-    if not parts or milliseconds >= 1000:
-        parts.append(f"{milliseconds / 1000:g}s")
-    return " ".join(parts)
+def _shown(duration: timedelta) -> str:
+    """From a minute on in whole seconds."""
+    seconds = duration.total_seconds()
+    return span(seconds if seconds < 60 else round(seconds))
 
 
 def _apart(difference: timedelta) -> str:
     later = difference > timedelta(0)
-    return f"{short(difference if later else -difference)} {'later' if later else 'earlier'}"
+    return f"{_shown(abs(difference))} {'later' if later else 'earlier'}"
 
 
 class Toc:

@@ -9,7 +9,7 @@ from toc.console.shown import Block, Content, Form, Heat, Note, Picture, Table, 
 from toc.console.view import Part, View, fields_of, page
 from toc.gateway.problems import INVALID, Problem
 from toc.model.access import Action
-from toc.model.clock import parse_duration
+from toc.model.clock import parse_duration, span
 from toc.model.errors import InvalidInput
 
 SECONDS = 5.0
@@ -47,7 +47,7 @@ async def due(view: View, topic: str = "") -> list[Block]:
         return part.notes
     counts, total = part.value, part.value["total"]
     ages = [one["oldest"] for one in counts["ages"].values() if one["oldest"] is not None]
-    about = f"Counted by those who sweep the tables, up to {shown.span(max(ages))} ago." if ages else ""
+    about = f"Counted by those who sweep the tables, up to {span(max(ages))} ago." if ages else ""
     if counts["capacity"] is not None:
         about += f" All workers have started at most {shown.number(counts['capacity']).text} a minute."
     beyond = min((one["due"] for one in counts["beyond"]), default=0)
@@ -115,10 +115,10 @@ async def what_if(view: View) -> Content:
     pile = await view.ask(name, {**view.query, "pause": str(seconds)})
     ends = "When all of them would have started is not known."
     if pile["drained"] is not None:
-        ends = f"{shown.span(pile['drain_seconds'])} later all of them would have started."
+        ends = f"{span(pile['drain_seconds'])} later all of them would have started."
     of = f" of {shown.harmless(pile['topic'])}" if pile["topic"] else ""
     waiting = shown.number(pile["waiting"]).text
-    said = f"After a pause of {shown.span(seconds)}, {waiting} tasks{of} would wait. {ends}"
+    said = f"After a pause of {span(seconds)}, {waiting} tasks{of} would wait. {ends}"
     steps = [one for one in pile["steps"] if one["at"] <= (pile["drained"] or pile["resumed"])]
     blocks += [Note(text=said, level="warn"), *_missing(pile["missing"])]
     blocks.append(Table("Step by step", columns=STEPS, records=steps))
