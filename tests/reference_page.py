@@ -19,7 +19,7 @@ from toc import Settings, Topic
 from toc.cli.main import app
 from toc.gateway.problems import KIND_OF
 from toc.model import errors
-from toc.model.access import CLUSTER_ACTIONS, MATRIX, Action, Role
+from toc.model.access import Action, Role
 from toc.observe.board import MetricKind
 from toc.observe.metrics import METRICS
 
@@ -147,9 +147,9 @@ def _metrics() -> Iterator[str]:
 
 def _roles() -> Iterator[str]:
     for role in Role:
-        calls = ", ".join(action for action in Action if role in MATRIX[action])
+        calls = ", ".join(action for action in Action if role in action.roles)
         yield _item(f"`{role}`", "all" if role is Role.ADMIN else calls)
-    needing = ", ".join(action for action in Action if action in CLUSTER_ACTIONS)
+    needing = ", ".join(action for action in Action if action.cluster)
     yield _item("Only with the pattern `*`", needing)
 
 

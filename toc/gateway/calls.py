@@ -223,11 +223,10 @@ class HttpCall:
 
 def forbidden(token: Token, action: access.Action, what: str = "this call", **more: Any) -> Problem:
     """The answer to a token whose roles or patterns do not allow an action."""
-    needed = access.MATRIX[action]
-    if token.roles & needed:
+    if token.roles & action.roles:
         detail = f"{what} concerns the whole cluster: it needs an access token for all topics, *"
     else:
-        roles, has = " or ".join(sorted(needed)), ", ".join(sorted(token.roles))
+        roles, has = " or ".join(sorted(action.roles)), ", ".join(sorted(token.roles))
         detail = f"{what} needs an access token with the role {roles}; this one has {has}"
     return Problem(FORBIDDEN, detail, **more)
 

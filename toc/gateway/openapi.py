@@ -14,7 +14,6 @@ from pydantic_core import to_json
 
 from toc.gateway.calls import HttpCall, Nothing, takes_nothing
 from toc.gateway.problems import KINDS
-from toc.model.access import MATRIX
 
 _REFERENCE = "#/components/schemas/{model}"
 _FAILED = {
@@ -93,7 +92,7 @@ def _operation(call: HttpCall, shape: Any) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": f"{call.told.__module__.rpartition('.')[2]}_{call.told.__name__}",
         "summary": call.summary,
-        "description": f"{getdoc(call.told)} Roles: {', '.join(sorted(MATRIX[call.access]))}.",
+        "description": f"{getdoc(call.told)} Roles: {', '.join(sorted(call.access.roles))}.",
         "parameters": parameters,
         "responses": {str(call.status): done, **replaced, "default": _FAILED},
     }

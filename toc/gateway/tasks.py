@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 from toc.gateway.calls import Asked, HttpCall, Instant, Model, Query, TaskBizId, forbidden, meant
 from toc.gateway.exchange import Answer
 from toc.gateway.problems import INVALID, NO_BODY, Problem, problem_of
-from toc.model.access import MATRIX, Access, Action
+from toc.model.access import Access, Action
 from toc.model.errors import RequestReused, TocError
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, Submission, TaskRow
 from toc.model.topic import Topic
@@ -124,7 +124,7 @@ class Outcomes(TypedDict):
 
 def _check_url_allowed(asked: Asked, tasks: Iterable[TaskToSubmit | NewTask]) -> None:
     """Raise Problem (403) if a task names a URL and no role of the token allows that."""
-    if any(task.url is not None for task in tasks) and not asked.token.roles & MATRIX[Action.SUBMIT_URL]:
+    if any(task.url is not None for task in tasks) and not asked.token.roles & Action.SUBMIT_URL.roles:
         raise forbidden(asked.token, Action.SUBMIT_URL, "a url of the task's own", field="url")
 
 

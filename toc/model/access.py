@@ -9,10 +9,9 @@ An action on the whole cluster needs the pattern ``*``; without it the action is
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Self
 
 from toc.model.errors import InvalidInput, NotGranted, shown
@@ -104,11 +103,6 @@ class Action(StrEnum):
     """Create and revoke. ``check_grant`` also limits what a new token may be allowed to do."""
 
 
-MATRIX: Mapping[Action, frozenset[Role]] = MappingProxyType({action: action.roles for action in Action})
-"""Which roles allow which action."""
-CLUSTER_ACTIONS = frozenset(action for action in Action if action.cluster)
-
-
 class Access(StrEnum):
     """Whether a token allows an action."""
 
@@ -164,9 +158,9 @@ class Token:
         For an action that names no topic, such as a search, pass None and filter what the search
         finds.
         """
-        if not self.roles & MATRIX[action]:
+        if not self.roles & action.roles:
             return Access.FORBIDDEN
-        if action in CLUSTER_ACTIONS:
+        if action.cluster:
             return Access.ALLOWED if self.everywhere else Access.FORBIDDEN
         if topic is not None and not any_matches(self.topics, topic):
             return Access.HIDDEN

@@ -23,7 +23,7 @@ from toc import NewTask, TaskStatus, Topic
 from toc.gateway.app import CALLS
 from toc.gateway.calls import HttpCall
 from toc.gateway.service import MAX_CALLS, THREADS, Line, Service
-from toc.model.access import CLUSTER_ACTIONS, MATRIX, Role, Token
+from toc.model.access import Role, Token
 from toc.model.errors import Busy, NotGranted, SchemaBehind, StoreUnavailable, TocError
 from toc.operate import tokens
 from toc.operate.tokens import REFRESH_SECONDS, TokenBook
@@ -151,7 +151,7 @@ def test_a_role_makes_the_calls_of_the_matrix_and_no_others(shared: Gateway, rol
             host="nobody", slot="not.there_0",
         )  # fmt: skip
         status = shared.call(call.method, path, body, token="all" if role is Role.ADMIN else role).status
-        if role not in MATRIX[call.access]:
+        if role not in call.access.roles:
             assert status == 403, call.name
         elif bare:
             without_cluster = call.path.startswith(("/v1/hosts/", "/v1/slots/"))
@@ -184,7 +184,7 @@ def test_what_is_outside_the_patterns_of_a_token_is_not_there(shared: Gateway, c
     assert shared.call("POST", "/v1/schedules", schedule).status in (201, 409)
     body = bodies.get(call.body.__name__, {}) if call.body is not None else None
     answer = shared.call(call.method, path, body, token="sync-only")
-    if call.access in CLUSTER_ACTIONS or call.name == "POST /v1/tokens":
+    if call.access.cluster or call.name == "POST /v1/tokens":
         assert answer.status == 403
     elif call.name == "DELETE /v1/tokens/{name}":
         unknown = shared.call("DELETE", "/v1/tokens/nobody", token="sync-only")

@@ -15,7 +15,7 @@ from harness.rows import change
 
 from toc import Settings, TimeoutCenter, Topic
 from toc.console.pages import PAGES
-from toc.model.access import MATRIX, Role
+from toc.model.access import Role
 from toc.model.lateness import Cause, Episode
 from toc.store.records.targets import new_key
 from toc.store.tasks.history import FailedTry, line
@@ -172,7 +172,7 @@ def test_each_role_sees_its_pages_and_no_other(shared: Gateway, filled: dict[str
         assert browser.get("").status == {"consume": 403, "produce": 303}.get(role, 200)
         for one in PAGES:
             if one.path and one.method == "GET" and one.right is not None:
-                allowed = Role(role) in MATRIX[one.right]
+                allowed = Role(role) in one.right.roles
                 page = browser.get(f"/{filled.get(one.path, one.path)}")
                 assert page.status == (200 if allowed else 403), (role, one.path)
                 assert allowed == (f'href="/console/{one.path}"' in page.html) or not one.menu

@@ -32,7 +32,7 @@ from toc.console.shown import Column
 from toc.gateway.app import App
 from toc.gateway.connections import Crowd, server
 from toc.gateway.service import Line, Service
-from toc.model.access import CLUSTER_ACTIONS, MATRIX, Role
+from toc.model.access import Role
 from toc.model.errors import StoreUnavailable
 from toc.model.lateness import Cause, Episode, LateStart, Span
 from toc.model.task import NewTask, TaskStatus
@@ -93,7 +93,7 @@ def test_an_action_is_for_the_roles_of_its_call(shared: Gateway, act: Act) -> No
     form = {name: PATH[name] for name in act.in_path} | {"sure": "yes", "topic": "nothing.there"}
     for role in ("produce", "consume", "read", "operate"):
         browser = Browser(shared, role)
-        allowed = Role(role) in MATRIX[act.http.access]
+        allowed = Role(role) in act.http.access.roles
         assert (browser.get(f"/do/{act.name}?topic=x").status == 403) is not allowed, role
         if not allowed:
             refused = browser.post(f"/do/{act.name}", form)
@@ -101,7 +101,7 @@ def test_an_action_is_for_the_roles_of_its_call(shared: Gateway, act: Act) -> No
     narrow = Browser(shared, f"only-{act.name}")
     refused = narrow.post(f"/do/{act.name}", {**form, **PATH})
     assert refused.status in (403, 404, 409, 422), refused.text
-    if act.http.access in CLUSTER_ACTIONS:
+    if act.http.access.cluster:
         assert refused.status == 403
 
 
