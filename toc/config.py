@@ -203,11 +203,14 @@ class Settings(BaseSettings):
             raise ValueError("no setting is a flag")  # noqa: TRY004 - pydantic shows no TypeError
         return value
 
-    @field_validator("database_urls", mode="before")
+    @field_validator("database_urls", "secret_key", "webhook_allow", mode="before")
     @classmethod
-    def _split_urls(cls, value: Any) -> Any:
-        # A comma may be part of a password: it separates only if a scheme follows it.
-        return _parts(r",\s*(?=[a-z0-9+]+://)", value)
+    def _split(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, str):
+            return value
+        # A comma may be part of a password: there it separates only if a scheme follows it.
+        separator = r",\s*(?=[a-z0-9+]+://)" if info.field_name == "database_urls" else ","
+        return [part.strip(", ") for part in re.split(separator, value) if part.strip(", ")]
 
     @field_validator("database_urls")
     @classmethod
@@ -251,11 +254,6 @@ class Settings(BaseSettings):
         if value is not None and not fits(value):
             raise ValueError(f"expected {expected}")
         return value
-
-    @field_validator("secret_key", "webhook_allow", mode="before")
-    @classmethod
-    def _split_list(cls, value: Any) -> Any:
-        return _parts(",", value)
 
     @field_validator("webhook_allow")
     @classmethod
@@ -320,13 +318,6 @@ class Settings(BaseSettings):
 
     def __repr_args__(self) -> Any:
         return self.masked().items()
-
-
-def _parts(separator: str, value: Any) -> Any:
-    """Return the list that a text means."""
-    if not isinstance(value, str):
-        return value
-    return [part.strip(", ") for part in re.split(separator, value) if part.strip(", ")]
 
 
 def _hosts(url: str) -> list[tuple[str, str | None]]:

@@ -51,20 +51,14 @@ class TocBackend(BaseTaskBackend):  # type: ignore[misc]
         result, at = _result(task, "", args, kwargs, TaskResultStatus.READY), timezone.now()
         said = {"task": task.module_path, "args": result.args, "kwargs": result.kwargs, "at": at.isoformat()}
         text = json.dumps(said)
-        large = len(text) > MAX_ATTRIBUTE
+        data: dict[str, Any] = {"attribute": json.loads(text)}
+        if len(text) > MAX_ATTRIBUTE:
+            data = {"body": text.encode(), "content_type": "application/json"}
         due = task.run_after
         if due is not None and timezone.is_naive(due):
             due = timezone.make_aware(due)
-        job_id = center.submit(
-            topic_of(task.queue_name),
-            biz_id=secrets.randbits(62),
-            delay=0 if due is None else None,
-            action_time=due,
-            past="run",
-            attribute=None if large else json.loads(text),
-            body=text.encode() if large else None,
-            content_type="application/json" if large else None,
-        )
+        data |= {"delay": 0} if due is None else {"action_time": due}
+        job_id = center.submit(topic_of(task.queue_name), biz_id=secrets.randbits(62), past="run", **data)
         object.__setattr__(result, "id", str(job_id))
         object.__setattr__(result, "enqueued_at", at)
         task_enqueued.send(type(self), task_result=result)

@@ -128,11 +128,10 @@ def drain(engine: sa.Engine, center: TimeoutCenter) -> int:
                 refused[record.id] = str(exc)
             except (LookupError, OverflowError, TypeError, ValueError) as exc:
                 refused[record.id] = f"it is no record of this version: {exc!r}"
-        for number, error_text in refused.items():
-            log.warning("outbox_refused", record=number, error=error_text)
         with engine.begin() as connection:
             connection.execute(sa.delete(table).where(table.c.id.in_(submitted)))
             for number, error_text in refused.items():
+                log.warning("outbox_refused", record=number, error=error_text)
                 connection.execute(sa.update(table).where(table.c.id == number).values(error=error_text))
         done += len(submitted)
 

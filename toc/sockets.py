@@ -44,13 +44,16 @@ def limit_reads(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
 
 
-def keepalive(seconds: float) -> dict[int, int]:
-    """The TCP options with which the kernel probes a connection that has been idle for so long.
+def keep_alive(sock: socket.socket, seconds: float) -> None:
+    """Have the kernel probe a TCP connection that has been idle for so long, and send each write at once.
 
     Proxies and firewalls then do not forget it; if one has, the connection ends after three lost probes.
     """
     whole = max(1, round(seconds))
-    return {socket.TCP_KEEPIDLE: whole, socket.TCP_KEEPINTVL: whole, socket.TCP_KEEPCNT: 3}
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probes = {socket.TCP_KEEPIDLE: whole, socket.TCP_KEEPINTVL: whole, socket.TCP_KEEPCNT: 3}
+    for option, value in {socket.TCP_NODELAY: 1, **probes}.items():
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def readable(sock: socket.socket, seconds: float) -> bool:

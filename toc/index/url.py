@@ -83,10 +83,7 @@ class Location:
             return sock
         sock = socket.create_connection((address.host, address.port), timeout)
         try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in sockets.keepalive(keepalive).items():
-                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            sockets.keep_alive(sock, keepalive)
             if self.tls is None:
                 return sock
             return self.tls_context(self.tls).wrap_socket(sock, server_hostname=address.host)

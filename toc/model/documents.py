@@ -153,9 +153,8 @@ def parse_instant(text: object) -> datetime:
     if at is None or found is None:
         lost = isinstance(text, str) and _PLUS_LOST.search(text)
         hint = "; in a query a + is a space: write +01:00 as %2B01:00" if lost else ""
-        raise InvalidInput(
-            f"{shown(text)} is not a time: write RFC 3339 with a zone, 2030-01-31T12:00:00+01:00{hint}"
-        )
+        do = f"write RFC 3339 with a zone, 2030-01-31T12:00:00+01:00{hint}"
+        raise InvalidInput(f"{shown(text)} is not a time: {do}")
     if at.tzinfo is None:
         raise NaiveDatetime(f"{shown(text)} has no time zone; append Z or an offset such as +01:00")
     try:

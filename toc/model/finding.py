@@ -35,9 +35,5 @@ def clock_finding(server: str, ahead_ms: float, unsure_ms: float, limit_ms: floa
     what = f"its clock is {abs(ahead_ms):.0f} ms {side} this machine's (+/- {unsure_ms:.0f})"
     if not off:
         return Finding(Level.OK, server, what, "")
-    return Finding(
-        Level.WARN,
-        server,
-        what,
-        "keep the clocks of all hosts in step by NTP: tasks are late by the difference",
-    )
+    do = "keep the clocks of all hosts in step by NTP: tasks are late by the difference"
+    return Finding(Level.WARN, server, what, do)

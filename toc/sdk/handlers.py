@@ -381,9 +381,8 @@ class Registry(Generic[S_co]):
 
     def declared(self) -> list[Declaration]:
         """Return the declared topics, and those of handlers that say nothing of them."""
-        return [
-            self.topics.get(name) or Declaration(name, {}) for name in sorted({*self.topics, *self.handlers})
-        ]
+        names = sorted({*self.topics, *self.handlers})
+        return [self.topics.get(name) or Declaration(name, {}) for name in names]
 
     def middleware(self, function: M) -> M:
         """Have a generator function surround each try: it takes the list of the call's tasks, and yields

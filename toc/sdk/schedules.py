@@ -10,7 +10,7 @@ import contextlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import islice, takewhile
+from itertools import islice, starmap, takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from typing_extensions import TypedDict, Unpack
@@ -201,13 +201,9 @@ class Schedules:
         Changes nothing else; its nominal time is now. Raises UnknownSchedule, SubmitUnknown.
         """
         definition = self._stored(name).definition
-        nominal = scheduled_for_text(self._center.clock.now_ms())
-        return self._center.submit(
-            definition.topic,
-            biz_id=name,
-            delay=timedelta(milliseconds=1),  # topics may refuse a task that is due now
-            attribute={**definition.attribute, SCHEDULED_FOR: nominal},
-        )
+        attribute = _attribute(definition, self._center.clock.now_ms())
+        delay = timedelta(milliseconds=1)  # topics may refuse a task that is due now
+        return self._center.submit(definition.topic, biz_id=name, delay=delay, attribute=attribute)
 
     def backfill(
         self,
@@ -232,17 +228,21 @@ class Schedules:
             raise errors.InvalidSchedule(f"from {start.isoformat()} is later than to {end.isoformat()}", "to")
         until = min(until, now - definition.offset)
         if not rate >= rules.MIN_BACKFILL_RATE:
-            raise errors.InvalidSchedule(
-                f"rate = {rate} must be {rules.MIN_BACKFILL_RATE} a second or more", "rate"
-            )
+            what = f"rate = {rate} must be {rules.MIN_BACKFILL_RATE} a second or more"
+            raise errors.InvalidSchedule(what, "rate")
         topic = self._center.catalog.get(definition.topic)
         kept_since = now - topic.retention * 1000
         upcoming = takewhile(lambda at: at <= until, definition.calendar.after(begin - 1))
         nominals = list(islice(upcoming, MAX_BACKFILL + 1))
         if len(nominals) > MAX_BACKFILL:
-            raise errors.InvalidSchedule(
-                f"these are more than {MAX_BACKFILL} occurrences; take a shorter range", "to"
-            )
+            what = f"these are more than {MAX_BACKFILL} occurrences; take a shorter range"
+            raise errors.InvalidSchedule(what, "to")
+
+        def task(number: int, nominal: int) -> NewTask:
+            delay, key = 1 + int(number * 1000 / rate), occurrence_key(stored.state.schedule_id, nominal)
+            after, attribute = timedelta(milliseconds=delay), _attribute(definition, nominal)
+            return NewTask(definition.topic, name, after, attribute=attribute, dedup_key=key)
+
         present = submitted = may_have_run = 0
         for first in range(0, len(nominals), BACKFILL_PAGE):
             if first and self._stored(name).state.schedule_id != stored.state.schedule_id:
@@ -253,16 +253,7 @@ class Schedules:
             present += len(there)
             may_have_run += sum(stored.state.created <= nominal < kept_since for nominal in lacking)
             if not dry_run and lacking:
-                self._center.submit_many(
-                    NewTask(
-                        definition.topic,
-                        name,
-                        timedelta(milliseconds=1 + int((submitted + number) * 1000 / rate)),
-                        attribute={**definition.attribute, SCHEDULED_FOR: scheduled_for_text(nominal)},
-                        dedup_key=occurrence_key(stored.state.schedule_id, nominal),
-                    )
-                    for number, nominal in enumerate(lacking)
-                )
+                self._center.submit_many(starmap(task, enumerate(lacking, submitted)))
             submitted += len(lacking)
         return Backfill(len(nominals), present, submitted, may_have_run)
 
@@ -342,8 +333,7 @@ class Schedules:
                 state = state._replace(last_job_id=None if last is None else again.get(last, last))
             changed = table.change(stored, definition, state, planned, rows)
             if changed is not None:
-                with contextlib.suppress(errors.StoreUnavailable, errors.SchemaBehind):  # the sweep does it
-                    self._center._changes.add(rows)
+                self._center._changes.stored(rows)
                 return _schedule(self._begin(changed))
         raise errors.StoreUnavailable(f"schedule {name!r} keeps changing; try again")
 
@@ -372,8 +362,7 @@ class Schedules:
         for error in moved.failed.values():
             raise error
         for move in moved.done:
-            with contextlib.suppress(errors.StoreUnavailable, errors.SchemaBehind):  # the sweep does it
-                self._center._changes.add(move.rows)
+            self._center._changes.stored(move.rows)
             return stored._replace(state=move.state._replace(version=stored.state.version + 1))
         return table.get(stored.name) or stored
 
@@ -429,6 +418,11 @@ def _schedule(stored: StoredSchedule) -> Schedule:
         from_ms(state.created), from_ms(state.modified),
         stored.definition.unknown,
     )  # fmt: skip
+
+
+def _attribute(definition: rules.Definition, nominal: int) -> dict[str, Any]:
+    """Return the attribute of a task for a nominal time (ms)."""
+    return {**definition.attribute, SCHEDULED_FOR: scheduled_for_text(nominal)}
 
 
 def _instant(name: str, value: datetime) -> int:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from toc.model.clock import Duration, seconds_of
@@ -99,16 +100,10 @@ class Targets:
             changes["url"] = check_url(url, self._parts.settings.allow)
         if not changes and headers is None:
             raise InvalidInput(f"nothing to change on {shown(name)}: name the url, headers or a limit")
-        found = None if headers is None else check_headers(headers)
-
-        def change(target: Target, opened: TargetSecrets | None) -> tuple[Target, TargetSecrets | None]:
-            if opened is not None and found is not None:
-                opened = replace(opened, headers=found)
-            return replace(target, **changes), opened
-
-        return self._noticed(
-            self._parts.store.targets.change(name, change, with_secrets=found is not None), wait=wait
-        )
+        secrets = None
+        if headers is not None:
+            secrets = partial(replace, headers=check_headers(headers))
+        return self._noticed(self._parts.store.targets.change(name, changes, secrets), wait=wait)
 
     def rotate(self, name: str, *, keep: Duration = PREVIOUS_SECONDS, wait: bool = True) -> NewSecret:
         """Give a target a new secret. The former one signs too for ``keep``, by default a day.
@@ -121,14 +116,10 @@ class Targets:
         secret = new_secret()
         until = self._parts.clock.now_ms() + round(seconds * 1000) if seconds else None
 
-        def change(target: Target, opened: TargetSecrets | None) -> tuple[Target, TargetSecrets | None]:
-            assert opened is not None  # noqa: S101 - it was asked for
-            return (
-                replace(target, previous_until=until),
-                replace(opened, secret=secret, previous=opened.secret if seconds else None),
-            )
+        def rotated(opened: TargetSecrets) -> TargetSecrets:
+            return replace(opened, secret=secret, previous=opened.secret if seconds else None)
 
-        changed = self._parts.store.targets.change(name, change, with_secrets=True)
+        changed = self._parts.store.targets.change(name, {"previous_until": until}, rotated)
         return NewSecret(self._noticed(changed, wait=wait), secret)
 
     def test(self, name: str) -> TestAnswer:
@@ -152,11 +143,8 @@ class Targets:
 
     def resume(self, name: str) -> Target:
         """Send to a paused target again. Raises UnknownTarget."""
-
-        def change(target: Target, _opened: TargetSecrets | None) -> tuple[Target, None]:
-            return replace(target, paused=False, paused_by="", paused_why=""), None
-
-        return self._parts.store.targets.change(name, change)
+        values = {"paused": False, "paused_by": "", "paused_why": ""}
+        return self._parts.store.targets.change(name, values)
 
     def delete(self, name: str, *, wait: bool = True) -> None:
         """Remove a target. Its tasks wait until there is one of that name again. Raises UnknownTarget."""

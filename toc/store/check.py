@@ -197,8 +197,7 @@ def _settings(server: DatabaseServer) -> Iterator[Finding]:
     variables, used = server.run([Statement(show), Statement(status)])
     facts = {str(name).lower(): str(value) for name, value in variables.rows}
     yield _version(server.name, facts.get("version", ""))
-    for level, what, do in _wrong(facts):
-        yield Finding(level, server.name, what, do)
+    yield from _wrong(server.name, facts)
     connected, most = int(used.rows[0][1]), int(facts.get("max_connections", "0"))
     room = f"{connected} of {most} connections in use"
     if most and connected > NEARLY_ALL * most:
@@ -218,20 +217,20 @@ def _version(server: str, version: str) -> Finding:
     return Finding(Level.WARN, server, f"it is {name} {version or '?'}", f"use {oldest} or later")
 
 
-def _wrong(facts: Mapping[str, str]) -> Iterator[tuple[Level, str, str]]:
+def _wrong(server: str, facts: Mapping[str, str]) -> Iterator[Finding]:
     flush = facts.get("innodb_flush_log_at_trx_commit", "1")
     if flush != "1":
         what = f"innodb_flush_log_at_trx_commit is {flush}: a crash of the machine loses acknowledged tasks"
-        yield Level.REFUSE, what, "set innodb_flush_log_at_trx_commit = 1"
+        yield Finding(Level.REFUSE, server, what, "set innodb_flush_log_at_trx_commit = 1")
     if facts.get("read_only", "OFF") not in ("OFF", "0"):
-        yield Level.REFUSE, "it is read-only", "point TOC_DATABASE_URLS at the primary"
+        yield Finding(Level.REFUSE, server, "it is read-only", "point TOC_DATABASE_URLS at the primary")
     if facts.get("log_bin") in ("ON", "1") and facts.get("sync_binlog", "1") != "1":
         what = f"sync_binlog is {facts['sync_binlog']}: after a crash replicas may lack commits"
-        yield Level.WARN, what, "set sync_binlog = 1"
+        yield Finding(Level.WARN, server, what, "set sync_binlog = 1")
     packet = int(facts.get("max_allowed_packet", PACKET_BYTES))
     if packet < PACKET_BYTES:
         what = f"max_allowed_packet is {packet / 2**20:g} MiB: large batches would be refused"
-        yield Level.WARN, what, f"set max_allowed_packet = {PACKET_BYTES >> 20}M"
+        yield Finding(Level.WARN, server, what, f"set max_allowed_packet = {PACKET_BYTES >> 20}M")
 
 
 def _schema(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:

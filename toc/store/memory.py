@@ -20,14 +20,6 @@ WAIT_SECONDS = 10.0
 """How long a thread waits for another one's statements."""
 
 
-class _Away(sqlite3.OperationalError):
-    pass
-
-
-class _ReplyLost(sqlite3.OperationalError):
-    pass
-
-
 class MemoryDatabase(SqliteServer):
     """A database in memory. All threads share one connection, in turn; its clock is the test's.
 
@@ -55,19 +47,11 @@ class MemoryDatabase(SqliteServer):
         """An instant after the test's now."""
         return f"{self._clock.now_ms() + milliseconds:d}"
 
-    def translate(self, exc: Exception, *, sent: bool) -> Exception:
-        """The named error of an error of SQLite, or of one that the test asked for."""
-        if isinstance(exc, _ReplyLost):
-            return Lost(f"{self.name}: its answer was lost, as the test asked")
-        if isinstance(exc, _Away):
-            return StoreUnavailable(f"{self.name} is away, as the test asked")
-        return super().translate(exc, sent=sent)
-
     def check(self) -> None:
-        """Raise the driver's error if the test has it away."""
+        """Raise StoreUnavailable if the test has it away."""
         if self.away or self.refuses:
             self.refuses = max(0, self.refuses - 1)
-            raise _Away("away")
+            raise StoreUnavailable(f"{self.name} is away, as the test asked")
 
     def job_ids(self) -> list[int]:
         """All tasks, the first due first."""
@@ -107,7 +91,7 @@ class _Connection(SqliteConnection):
         database.written |= writes
         if database.loses_reply and writes:
             database.loses_reply, database.refuses = False, REPEATS - 1
-            raise _ReplyLost("lost")
+            raise Lost(f"{database.name}: its answer was lost, as the test asked")
         return results
 
     def ask(self, statements: Sequence[Statement]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, NullPool, create_engine, inspect
+from sqlalchemy import URL, Connection, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
 from toc.model.errors import ConfigError, StoreUnavailable, TocError
@@ -47,7 +47,7 @@ class Migrator:
         self._layout = Layout(urls, databases, tables, prefix)
         self._timeouts = connect_timeout, read_timeout, write_timeout
 
-    def upgrade(self, progress: Progress | None = None, *, new: bool = False) -> None:
+    def upgrade(self, progress: Progress = lambda *_: None, *, new: bool = False) -> None:
         """Bring every database to the newest revision; creates missing databases.
 
         Raises ConfigError, before any change, if existing tables were made for other numbers of databases or
@@ -70,7 +70,7 @@ class Migrator:
             )
         self._each_database(lambda config: command.upgrade(config, "head"), progress)
 
-    def downgrade(self, revision: str, progress: Progress | None = None) -> None:
+    def downgrade(self, revision: str, progress: Progress = lambda *_: None) -> None:
         """Take every database back to a revision; ``base`` drops all tables with their data."""
         self._each_database(lambda config: command.downgrade(config, revision), progress)
 
@@ -93,7 +93,7 @@ class Migrator:
             self._layout, connect_timeout=connect, read_timeout=read, write_timeout=write, pool_size=1
         )
 
-    def _each_database(self, run: Callable[[Config], None], progress: Progress | None) -> None:
+    def _each_database(self, run: Callable[[Config], None], progress: Progress) -> None:
         shards = self._shards()
         for url, server in zip(self._layout.urls, shards.servers, strict=True):
             for database in server.databases:
@@ -105,15 +105,13 @@ class Migrator:
                         run(self._config(connection, server, database, progress))
 
     def _config(
-        self, connection: Connection, server: DatabaseServer, database: int, progress: Progress | None
+        self, connection: Connection, server: DatabaseServer, database: int, progress: Progress
     ) -> Config:
-        tables = self._layout.tables_of(database)
+        tables, name = self._layout.tables_of(database), self._layout.database_name(database)
         started = time.monotonic()
 
         def migrated(revision: str, done: int) -> None:
-            if progress is not None:
-                name = self._layout.database_name(database)
-                progress(server.name, name, revision, done, len(tables), time.monotonic() - started)
+            progress(server.name, name, revision, done, len(tables), time.monotonic() - started)
 
         config = Config()
         config.set_main_option("script_location", str(directory()).replace("%", "%%"))
@@ -183,11 +181,9 @@ def _execute(connection: Connection, statements: Sequence[str]) -> None:
 def _columns(connection: Connection) -> dict[str, set[str]]:
     """Return the columns of each table of a database. Table by table, a thousand would take seconds."""
     found: dict[str, set[str]] = {}
-    if connection.dialect.name == "sqlite":
-        for (_, table), columns in inspect(connection).get_multi_columns().items():
-            found[table] = {column["name"] for column in columns}
-        return found
     query = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = DATABASE()"
+    if connection.dialect.name == "sqlite":
+        query = "SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c"
     for table, column in connection.exec_driver_sql(query):
         found.setdefault(table, set()).add(column)
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import TypeVar, Unpack
 
@@ -63,12 +63,11 @@ class Store(Batches):
     ) -> None:  # fmt: skip
         shards = Shards(Layout(urls, databases, tables, prefix), server, **options)
         super().__init__(shards, Leases(shards), clock)
-        self.soon, self.run_detached = shards.soon, shards.run_detached
+        self.soon, self.run_detached, self.locked = shards.soon, shards.run_detached, shards.locked
         self.bodies = bodies.Bodies(shards)
         self.selections = Selections(shards)
         job_ids = JobIds(clock)
         self.requests = Requests(shards, databases)
-        self.answer_to = self.requests.answer
         writer = self._writer = Writer(shards, job_ids, self._stamp, self.requests, clock)
         self.put, self.put_each, self.put_many = writer.put, writer.put_each, writer.put_many
         self.kept = writer.kept
@@ -216,9 +215,7 @@ class Store(Batches):
         groups = self._shards.group(job_ids).items()
         return {job_id: done for server, ids in groups for job_id, done in self._cancel(server, ids)}
 
-    def _cancel(
-        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]
-    ) -> Iterable[tuple[int, tuple[bool, TaskRow]]]:
+    def _cancel(self, server: DatabaseServer, ids: sql.ByTable) -> Iterable[tuple[int, tuple[bool, TaskRow]]]:
         now = self._stamp()
         what = sql.columns(server, attempts=LEASED_IS_TRIED.format(greatest=server.greatest))
         statements = []

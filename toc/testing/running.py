@@ -239,9 +239,8 @@ class Running:
     def _schedule(self) -> None:
         """Make the occurrences whose time has come."""
         catalog = self.center.catalog
-        scheduler = Scheduler(
-            self._store, catalog, Sweep(self._store, self.center.queues, catalog, self._clock)
-        )
+        sweep = Sweep(self._store, self.center.queues, catalog, self._clock)
+        scheduler = Scheduler(self._store, catalog, sweep)
         scheduler.add(self._store.tables)
         for _ in ("learn when a schedule needs a step", "take it"):
             scheduler.run_once()

@@ -141,10 +141,10 @@ def test_answers_are_forgotten_after_their_retention(store: Store, new_row: NewR
     databases = range(4 if len(store.tables_of_server()) > 1 else 1)
     for number in databases:
         store.requests.purge(number, 60_000)
-    assert store.answer_to(request, BizId.of(row.biz_id)) is not None
+    assert store.requests.answer(request, BizId.of(row.biz_id)) is not None
     for number in databases:
         store.requests.purge(number, -60_000)
-    assert store.answer_to(request, BizId.of(row.biz_id)) is None
+    assert store.requests.answer(request, BizId.of(row.biz_id)) is None
 
 
 def test_a_change_whose_answer_is_lost_is_made(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:

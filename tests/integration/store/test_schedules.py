@@ -234,13 +234,13 @@ def test_rotating_the_key_reads_with_the_old_and_writes_with_the_new(
 
 
 def test_of_changes_at_once_none_is_lost(table: TargetTable) -> None:
-    table.create(target(concurrency=1), SECRETS)
+    table.create(target(), TargetSecrets("none"))
 
-    def one_more(_: int) -> None:
+    def one_more(number: int) -> None:
         for _ in range(20):  # a change gives up after some lost races
             try:
                 table.change(
-                    "shop", lambda found, _: (replace(found, concurrency=found.concurrency + 1), None)
+                    "shop", {}, lambda opened: replace(opened, headers={**opened.headers, f"x-{number}": "1"})
                 )
             except Exception as exc:
                 assert "keeps changing" in str(exc)  # noqa: PT017
@@ -249,12 +249,12 @@ def test_of_changes_at_once_none_is_lost(table: TargetTable) -> None:
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(one_more, range(20)))
-    assert table.get("shop").concurrency == 21
+    assert len(table.open(table.get("shop")).headers) == 20
 
 
 def test_a_pause_by_an_answer_does_not_undo_what_was_changed_meanwhile(table: TargetTable) -> None:
     sent_to = table.create(target(), SECRETS)
-    table.change("shop", lambda found, _: (replace(found, url="https://example.com/new"), None))
+    table.change("shop", {"url": "https://example.com/new"})
     assert not table.pause("shop", by="webhook", why="answered 410", change_id=sent_to.change_id)
     assert not table.get("shop").paused
     assert table.pause("shop", by="webhook", why="answered 410", change_id=table.get("shop").change_id)
@@ -297,7 +297,7 @@ def test_a_book_learns_of_every_change(stores: Callable[..., Store]) -> None:
     book.run_once()
     assert book.known("shop") == stored
     assert book.secrets(stored).headers == SECRETS.headers
-    rotated = table.change("shop", lambda found, _: (found, TargetSecrets("new")), with_secrets=True)
+    rotated = table.change("shop", {}, lambda _: TargetSecrets("new"))
     book.run_once()
     assert book.known("shop") == rotated
     assert book.secrets(rotated).secret == "new"
@@ -345,12 +345,11 @@ def test_a_rotation_whose_answer_is_lost_is_one(mysql_place: Any, through_proxy:
     behind = TargetTable(through_proxy._shards, store.targets._box, Clock())
     new = new_secret()
 
-    def rotate(found: Target, opened: TargetSecrets | None) -> tuple[Target, TargetSecrets]:
-        assert opened is not None
-        return found, replace(opened, secret=new, previous=opened.secret)
+    def rotate(opened: TargetSecrets) -> TargetSecrets:
+        return replace(opened, secret=new, previous=opened.secret)
 
     proxy.eat(b"timeout_target SET url=")
-    changed = behind.change("lost", rotate, with_secrets=True)
+    changed = behind.change("lost", {}, rotate)
     assert proxy.stats.eaten == 1
     opened = store.targets.open(changed)
     assert (opened.secret, opened.previous) == (new, SECRETS.secret)

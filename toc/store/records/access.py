@@ -69,6 +69,8 @@ class TokenTable(NamedTable[Token]):
 
 
 INTENT, RESULT = "intent", "result"
+_OF_INTENT = ("audit_id", "action_id", "gmt_create", "actor", "action", "target", "details")
+"""The columns from which the first fields of an AuditRow come."""
 MAX_ACTOR, MAX_ACTION, MAX_TARGET = 128, 64, 255
 MAX_TEXT = 65_535
 """Longest details or result, in bytes of UTF-8: what a TEXT holds."""
@@ -119,10 +121,7 @@ class AuditTable(RecordTable):
         ]  # fmt: skip
         where = [column.phase == INTENT]
         where += [holds(one, value) for one, holds, value in filters if value is not None]
-        what = select(
-            column.audit_id, column.action_id, column.gmt_create, column.actor, column.action, column.target,
-            column.details,
-        )  # fmt: skip
+        what = select(*(column[name] for name in _OF_INTENT))
         begun = self._rows(what.where(*where).order_by(column.audit_id.desc()).limit(limit))
         if not begun:
             return []

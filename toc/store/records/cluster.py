@@ -171,9 +171,8 @@ class MemberTable(RecordTable):
         """Delete a member's row, which has ended in good order, and those of its host's dead, which it has
         followed."""
         column = self._column
-        self._write(
-            delete(self._table).where((column.name == name) | (column.host == host) & (column.dead == 1))
-        )
+        dead = (column.host == host) & (column.dead == 1)
+        self._write(delete(self._table).where((column.name == name) | dead))
 
     def list(self) -> list[MemberRow]:
         """Return all rows, those of the dead too, by name."""

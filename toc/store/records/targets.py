@@ -35,12 +35,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-Change = Callable[[Target, TargetSecrets | None], tuple[Target, TargetSecrets | None]]
-"""Takes a target as it is, and returns it as it is to be.
-
-It takes and returns the secrets as well if the caller of ``change`` asked for them.
-"""
-
+Change = Callable[[TargetSecrets], TargetSecrets]
+"""Returns what becomes of a target's secrets."""
 MAX_WHY = 255
 _SETTINGS = ("timeout", "concurrency", "rate", "dead_on", "topics", "header_names")
 _SAME = {"name", "url", "paused", "paused_by", "paused_why", "previous_until", "change_id", "sealed"}
@@ -152,15 +148,18 @@ class TargetTable(NamedTable[Target]):
         self._add(taken, **values, name=target.name, gmt_create=values["gmt_modified"])
         return self.get(target.name)
 
-    def change(self, name: str, change: Change, *, with_secrets: bool = False) -> Target:
-        """Change a target and return it. Raises UnknownTarget, and SecretsLocked if ``with_secrets``."""
+    def change(self, name: str, values: Mapping[str, Any], secrets: Change | None = None) -> Target:
+        """Give a target other values, and what ``secrets`` makes of its secrets. Returns it.
+
+        Raises UnknownTarget, and with ``secrets`` SecretsLocked.
+        """
         for _ in range(REPEATS):
             target = self.get(name)
-            changed, opened = change(target, self.open(target) if with_secrets else None)
-            if changed == target and not with_secrets:
+            changed = replace(target, **values)
+            if changed == target and secrets is None:
                 return target
-            if opened is not None:
-                changed = self._sealed(changed, opened)
+            if secrets is not None:
+                changed = self._sealed(changed, secrets(self.open(target)))
             if self._replace(changed, target.change_id):
                 return self.get(name)
         raise self._keeps_changing(name)
@@ -171,13 +170,12 @@ class TargetTable(NamedTable[Target]):
         Without one, it is paused whatever it has become; pausing it again changes nothing. Raises
         UnknownTarget.
         """
-
-        def paused(target: Target) -> Target:
-            return replace(target, paused=True, paused_by=by[:128], paused_why=why[:MAX_WHY])
-
+        values: dict[str, Any] = {"paused": True, "paused_by": by[:128], "paused_why": why[:MAX_WHY]}
+        target = self.get(name)
         if change_id is not None:
-            return self._replace(paused(self.get(name)), change_id)
-        self.change(name, lambda target, _: (target if target.paused else paused(target), None))
+            return self._replace(replace(target, **values), change_id)
+        if not target.paused:
+            self.change(name, values)
         return True
 
     def delete(self, name: str) -> None:
@@ -190,7 +188,7 @@ class TargetTable(NamedTable[Target]):
         done, locked = 0, [*self.damaged()]
         for target in self.list():
             try:
-                self.change(target.name, lambda target, opened: (target, opened), with_secrets=True)
+                self.change(target.name, {}, lambda opened: opened)
                 done += 1
             except UnknownTarget:  # deleted meanwhile
                 continue
@@ -262,8 +260,22 @@ class TargetBook:
 
     def run_once(self) -> float:
         """Read the targets if any has changed. Returns the seconds until the next call; never raises."""
-        began = self._clock.monotonic()
-        self._read()
+        with self._lock:
+            began = self._clock.monotonic()
+            try:
+                state = self._table.state()  # first: a change in between is then read once more
+                if state != self._state:
+                    self._targets = {target.name: target for target in self._table.list()}
+                    self._state = state
+                    current = {target.change_id for target in self._targets.values()}
+                    opened = list(self._opened.items())  # a copy: ``secrets`` adds to it at any time
+                    self._opened = {key: each for key, each in opened if key in current}
+            except TocError as exc:
+                if self.error is None:
+                    log.warning("targets_not_read", error=str(exc))
+                self.error = exc
+            else:
+                self.error, self._read_at = None, began
         return max(0.0, REFRESH_SECONDS - (self._clock.monotonic() - began))
 
     @property
@@ -286,21 +298,3 @@ class TargetBook:
         if opened is None:
             opened = self._opened[target.change_id] = self._table.open(target)
         return opened
-
-    def _read(self) -> None:
-        with self._lock:
-            began = self._clock.monotonic()
-            try:
-                state = self._table.state()  # first: a change in between is then read once more
-                if state != self._state:
-                    self._targets = {target.name: target for target in self._table.list()}
-                    self._state = state
-                    current = {target.change_id for target in self._targets.values()}
-                    opened = list(self._opened.items())  # a copy: ``secrets`` adds to it at any time
-                    self._opened = {key: each for key, each in opened if key in current}
-            except TocError as exc:
-                if self.error is None:
-                    log.warning("targets_not_read", error=str(exc))
-                self.error = exc
-            else:
-                self.error, self._read_at = None, began

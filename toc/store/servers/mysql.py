@@ -30,7 +30,7 @@ from toc import sockets
 from toc.model.errors import ConfigError, NotInstalled, SchemaBehind, StoreUnavailable
 from toc.sockets import KEEPALIVE_SECONDS, URL_FLAGS
 from toc.store.servers import server as db
-from toc.store.servers.mysql_answers import read_answers
+from toc.store.servers.mysql_answers import WHOLE, read_answers
 from toc.store.servers.server import Connection, DatabaseServer, Param, Pool, Result, Statement
 
 _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
@@ -39,8 +39,6 @@ _QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disable
 
 _READ_BYTES = 1 << 16
 """Most bytes of one read."""
-_WHOLE = 0xFFFFFF
-"""A packet of this size continues in the next one."""
 _COM_QUERY = b"\x03"
 _ANSWER_SECONDS = 0.0001
 _MAX_ANSWER_SECONDS = 0.003
@@ -179,10 +177,7 @@ def _opened(url: URL, options: Mapping[str, Any], seconds: float, keepalive: flo
         sock.connect(options["unix_socket"])
         return sock
     sock = socket.create_connection((url.host or "127.0.0.1", url.port or 3306), seconds)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in sockets.keepalive(keepalive).items():
-        sock.setsockopt(socket.IPPROTO_TCP, option, value)
+    sockets.keep_alive(sock, keepalive)
     return sock
 
 
@@ -339,7 +334,7 @@ class MySqlConnection(Connection):
             # Otherwise the server would hang up halfway, which looks like a broken connection.
             what = f"a batch of {len(query)} bytes is larger than its max_allowed_packet ({self.max_packet})"
             raise OperationalError(ER.NET_PACKET_TOO_LARGE, what)
-        parts = [query[at : at + _WHOLE] for at in range(0, len(query) + 1, _WHOLE)]
+        parts = [query[at : at + WHOLE] for at in range(0, len(query) + 1, WHOLE)]
         self._sent = len(statements), len(parts)
         packets = [struct.pack("<I", len(part) | (n & 0xFF) << 24) + part for n, part in enumerate(parts)]
         try:

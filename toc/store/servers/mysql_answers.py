@@ -26,7 +26,7 @@ _MORE_RESULTS = 0x08
 """Status flag: the answer to another statement follows."""
 _WIDTHS = {0xFC: 2, 0xFD: 3, 0xFE: 8}
 """Number of bytes of a length that does not fit in one byte."""
-_WHOLE = 0xFFFFFF
+WHOLE = 0xFFFFFF
 """A packet of this size continues in the next one."""
 _MAX_COLUMNS = 4096
 """Most columns of a MySQL result."""
@@ -111,8 +111,8 @@ class _Packets:
         """Return the next packet. Raises the error that it holds, if any."""
         data, start = self._data, self._at + 4
         header = _header(data, self._at)[0] if start <= len(data) else 0
-        size = header & _WHOLE
-        if header >> 24 == self._sequence and start + size <= len(data) and 0 < size < _WHOLE:
+        size = header & WHOLE
+        if header >> 24 == self._sequence and start + size <= len(data) and 0 < size < WHOLE:
             # The usual case, decided in one call: a row check has five packets, and all have arrived.
             packet = data[start : start + size]
             self._at = start + size
@@ -134,7 +134,7 @@ class _Packets:
     def _joined(self) -> bytes:
         """Return the next packet, which may have yet to arrive, and may continue in others."""
         parts = [self._one()]
-        while len(parts[-1]) == _WHOLE:
+        while len(parts[-1]) == WHOLE:
             parts.append(self._one())
         return b"".join(parts)
 
@@ -143,7 +143,7 @@ class _Packets:
         while len(data) < at + 4:
             data, at = data[at:] + self._receive(), 0
         (header,) = _header(data, at)
-        end = at + 4 + (header & _WHOLE)
+        end = at + 4 + (header & WHOLE)
         if end > len(data):
             parts = [data[at:]]
             missing = end - len(data)

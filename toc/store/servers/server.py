@@ -133,17 +133,13 @@ class Connection(ABC):
         """Close it."""
 
 
-class Busy(Exception):
-    """All connections were lent for as long as the caller waits for one."""
-
-
 class PooledConnection:
     """A connection and its place in the pool."""
 
     __slots__ = ("__weakref__", "connection", "opened", "place", "used")
+    connection: Connection
 
     def __init__(self) -> None:
-        self.connection: Any = None
         self.place: weakref.ref[PooledConnection] | None = None
         self.opened = time.monotonic()
         """When it began to be opened (monotonic)."""
@@ -183,8 +179,9 @@ class Pool:
         """Return an empty pool of the same kind."""
         return Pool(self._connect, self._size, self._wait_seconds)
 
-    def take(self) -> PooledConnection:
-        """Take a connection, to be given back or dropped. Raises Busy, and what ``connect`` raises."""
+    def take(self) -> PooledConnection | None:
+        """Take a connection, to be given back or dropped; None if all are lent. Raises what ``connect``
+        raises."""
         until = time.monotonic() + self._wait_seconds
         while True:
             link = self.take_idle()
@@ -200,7 +197,7 @@ class Pool:
                 return link
             left = until - time.monotonic()
             if left <= 0:
-                raise Busy
+                return None
             with contextlib.suppress(Empty):
                 self._freed.get(timeout=min(left, CHECK_SECONDS))
 
@@ -228,10 +225,8 @@ class Pool:
     def drop(self, link: PooledConnection) -> None:
         """Close a connection in any state."""
         self._places.discard(link.place)
-        connection, link.connection = link.connection, None
-        if connection is not None:
-            with contextlib.suppress(Exception):
-                connection.close()
+        with contextlib.suppress(Exception):  # also if none was opened
+            link.connection.close()
         self._tell()
 
     def renew(self) -> None:
@@ -361,11 +356,14 @@ class DatabaseServer(ABC):
 
     def clock(self) -> float:
         """Return its clock minus this machine's, in seconds, as exactly as one round trip can tell."""
-        ask = [Statement(f"SELECT {self.milliseconds(self.from_now(0))}")]
-        self.run(ask)  # so that the next has a connection that is open
+        self.now_ms()  # so that the next has a connection that is open
         before = time.time()
-        ((milliseconds,),) = self.run(ask)[0].rows
-        return int(milliseconds) / 1000 - (before + time.time()) / 2
+        return self.now_ms() / 1000 - (before + time.time()) / 2
+
+    def now_ms(self) -> int:
+        """Return the time (ms) by its clock."""
+        ((milliseconds,),) = self.run([Statement(f"SELECT {self.milliseconds(self.from_now(0))}")])[0].rows
+        return int(milliseconds)
 
     def after_fork(self) -> None:
         """In a forked child: leave the parent's connections alone (do not close them) and open new ones."""
@@ -384,7 +382,7 @@ class DatabaseServer(ABC):
         # closed.
         link = self._checkout(trust_fresh)
         try:
-            results: list[Result] = link.connection.execute(statements, transaction, patient)
+            results = link.connection.execute(statements, transaction, patient)
         except BaseException as exc:
             self._break_off(link, exc, over=not transaction)
         self._pool.give(link)
@@ -412,12 +410,12 @@ class DatabaseServer(ABC):
         while True:
             try:
                 link = self._pool.take()
-            except Busy as exc:
-                raise PoolExhausted(f"{self.name}: all connections of this process are busy") from exc
             except Exception as exc:
                 if none_left():  # not the server's fault: existing connections stay usable
                     raise Transient(f"{self.name}: this process has no file descriptor left") from exc
                 _raise(self.translate(exc, sent=False), exc)
+            if link is None:
+                raise PoolExhausted(f"{self.name}: all connections of this process are busy")
             if self._is_usable(link, trust_fresh):
                 return link
 
@@ -524,13 +522,11 @@ class Exchange:
 
     def answered(self, seconds: float) -> bool:
         """Wait at most ``seconds``. Returns whether the answers have begun to arrive."""
-        answered: bool = self._link.connection.answered(seconds)
-        return answered
+        return self._link.connection.answered(seconds)
 
     def descriptor(self) -> int | None:
         """Return what can be read once the answers begin to arrive; None if they are there."""
-        descriptor: int | None = self._link.connection.descriptor()
-        return descriptor
+        return self._link.connection.descriptor()
 
     def abandon(self) -> None:
         """Give up the answers and the connection."""
@@ -539,7 +535,7 @@ class Exchange:
     def results(self) -> list[Result]:
         """Read the answers, waiting as long as the timeouts allow. Call it once. Raises as ``run``."""
         try:
-            results: list[Result] = self._link.connection.answers()
+            results = self._link.connection.answers()
         except BaseException as exc:
             self._server._break_off(self._link, exc)
         self._server._pool.give(self._link)

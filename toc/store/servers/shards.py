@@ -231,7 +231,11 @@ class Shards:
         return parts
 
     def locked(self, job_ids: Iterable[int]) -> set[int]:
-        """Return those of these whose rows others have locked."""
+        """Return those of these whose rows others have locked: the leases of their neighbours would wait.
+
+        Asks by primary key. A locking read of the index by due times would make locks of an open transaction
+        explicit there; where a page is split, InnoDB then has it lock a gap, and submits into it wait.
+        """
         parts: Parts[None] = Parts()
         for server, tables in self.group(job_ids).items():
             self._unlocked(server, tables, parts)
@@ -249,9 +253,8 @@ class Shards:
             results = server.run(selects, outwait=False)
         except StoreUnavailable:
             return tables
-        there, free = (
-            {row[0] for result in half for row in result.rows} for half in (results[::2], results[1::2])
-        )
+        there = {row[0] for result in results[::2] for row in result.rows}
+        free = {row[0] for result in results[1::2] for row in result.rows}
         if locked := there - free:
             self.health[server].note_locked_rows()
             error = Locked(f"{server.name}: another transaction has locked the row")

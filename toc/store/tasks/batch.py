@@ -25,8 +25,7 @@ from toc.store.tasks.leases import NO_LEASE, Leases, held
 from toc.store.tasks.pulls import FREE
 from toc.store.tasks.tries import Tries
 
-PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
-CANCELLED, DEAD = int(TaskStatus.CANCELLED), int(TaskStatus.DEAD)
+PENDING, PROCESSED, CANCELLED, DEAD = map(int, TaskStatus)
 FINAL = (TaskStatus.PROCESSED, TaskStatus.CANCELLED)
 
 SentTries = Mapping[int, tuple[int, Delivered]]
@@ -145,7 +144,7 @@ class Batches(Tries):
         return self._shards.each(self._shards.group(versions), finish, locks=True).joined()
 
     def _finish(
-        self, server: DatabaseServer, ids: Mapping[int, Sequence[int]], *, versions: Mapping[int, int],
+        self, server: DatabaseServer, ids: sql.ByTable, *, versions: Mapping[int, int],
         now: int, sent: SentTries, late: Late,
     ) -> dict[int, Finish]:  # fmt: skip
         groups, ended = sql.alike(ids, versions), server.instant(now)
@@ -210,7 +209,7 @@ class Batches(Tries):
     ) -> Answers[Guard]:  # fmt: skip
         by_id, now = {item.job_id: item for item in items}, self._stamp()
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, Guard]:
+        def send(server: DatabaseServer, ids: sql.ByTable) -> dict[int, Guard]:
             order = [(table, by_id[job_id]) for table, part in ids.items() for job_id in part]
             nobody = free(server)
             updates = [
@@ -253,7 +252,7 @@ class Batches(Tries):
         reason.
         """
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
+        def send(server: DatabaseServer, ids: sql.ByTable) -> None:
             sets, where = "last_error=COALESCE(last_error,%s)", f"status IN ({PENDING},{CANCELLED})"
             updates = sql.update_by_id(server, self._shards.names, ids, sets, where, [error_text(what)])
             server.run(updates, transaction=True, outwait=False)
@@ -270,7 +269,7 @@ class Batches(Tries):
         """
         changed = self._stamp()
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
+        def send(server: DatabaseServer, ids: sql.ByTable) -> list[TaskRow]:
             now, stamp, what = server.instant(now_ms), server.instant(changed), sql.columns(server)
             expiry = server.instant(expires_at) if expires_at else "NULL"
             own = "" if tries is None else f"tries={tries:d},"
@@ -301,7 +300,7 @@ class Batches(Tries):
         """
         names, body_names = self._shards.names, self._shards.body_names
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> int:
+        def send(server: DatabaseServer, ids: sql.ByTable) -> int:
             where = f"status IN ({sql.numbers(statuses)})"
             statements = [
                 Statement(f"DELETE FROM {names[table]} WHERE job_id IN ({sql.numbers(part)}) AND {where}")
@@ -329,11 +328,11 @@ class Batches(Tries):
         self._last_stamp = stamp = now if last > now + SET_BACK_MS else max(now, last + 1)
         return stamp
 
-    def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, TaskRow]:
+    def _read(self, server: DatabaseServer, ids: sql.ByTable) -> dict[int, TaskRow]:
         results = server.run(sql.select_by_id(server, sql.columns(server), self._shards.names, ids))
         return {row.job_id: row for row in sql.task_rows(results)}
 
-    def _mark_tried(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
+    def _mark_tried(self, server: DatabaseServer, ids: sql.ByTable) -> None:
         tried = f"attempts={server.greatest}(attempts,1)"
         updates = sql.update_by_id(server, self._shards.names, ids, tried, f"status={CANCELLED}")
         server.run(updates, transaction=True, outwait=False)

@@ -7,7 +7,7 @@ If that body is gone, the row has changed since.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
@@ -42,7 +42,7 @@ class Bodies:
         return self._read({job_id: version}, server, ids).get(job_id)
 
     def _read(
-        self, wanted: Mapping[int, int], server: DatabaseServer, ids: Mapping[int, Sequence[int]]
+        self, wanted: Mapping[int, int], server: DatabaseServer, ids: sql.ByTable
     ) -> dict[int, Content]:
         names, found = self._shards.body_names, {}
         selects = sql.select_by_id(server, "job_id,version,content_type,body", names, ids)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -253,9 +253,7 @@ class CallersTransaction:
                 _run(connection, bodies.follow_one(self._shards.body_names[table], job_id, row.version))
             return True, plan.tried(found[0])
 
-    def _locked(
-        self, connection: Connection, server: DatabaseServer, ids: Mapping[int, Sequence[int]]
-    ) -> list[Seen]:
+    def _locked(self, connection: Connection, server: DatabaseServer, ids: sql.ByTable) -> list[Seen]:
         """Lock those rows that there are, each by its whole primary key, and return them without texts."""
         names = self._shards.names
         there = sql.select_by_id(server, "job_id", names, ids)

@@ -9,7 +9,7 @@ server, so workers agree about each lease whatever their own clocks say.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from toc.model.task import TaskStatus, TryRow
 from toc.model.verdict import next_attempts
@@ -139,7 +139,7 @@ class Leases:
             for job_id, lasts in seconds.items()
         }
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> set[int]:
+        def send(server: DatabaseServer, ids: sql.ByTable) -> set[int]:
             due = "" if due_by is None else f" AND next_time<={server.instant(due_by)}"
             now, mine = server.from_now(0), f"lease_owner={self._me:d}"
             # lease_since before the others: MySQL assigns from left to right
@@ -174,10 +174,9 @@ class Leases:
         """Return of those of these rows that a worker has leased its number, and since when it runs
         (ms), 0 if it has not started."""
 
-        def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, tuple[int, int]]:
+        def read(server: DatabaseServer, ids: sql.ByTable) -> dict[int, tuple[int, int]]:
             since = f"COALESCE({server.milliseconds('lease_since')},0)"
-            living = f"lease_owner IS NOT NULL AND lease_until>{server.from_now(0)}"
-            what = f"job_id,CASE WHEN {living} THEN lease_owner ELSE 0 END,{since}"
+            what = f"job_id,CASE WHEN {self.held()} THEN lease_owner ELSE 0 END,{since}"
             results = server.run(sql.select_by_id(server, what, self._shards.names, ids))
             return {row[0]: (row[1], row[2]) for result in results for row in result.rows if row[1]}
 
@@ -189,7 +188,7 @@ class Leases:
         Returns those whose tables do not answer, with the reason. Their leases expire.
         """
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
+        def send(server: DatabaseServer, ids: sql.ByTable) -> None:
             updates = sql.update_by_id(server, self._shards.names, ids, NO_LEASE, f"lease_owner={self._me:d}")
             server.run(updates, transaction=True, outwait=False)
 

@@ -22,8 +22,7 @@ from toc.store.tasks.leases import NO_LEASE
 
 T = TypeVar("T")
 
-PENDING, PROCESSED = int(TaskStatus.PENDING), int(TaskStatus.PROCESSED)
-DEAD = int(TaskStatus.DEAD)
+PENDING, PROCESSED, CANCELLED, DEAD = map(int, TaskStatus)
 
 FREE = "pull_nonce=NULL,pull_began=NULL"
 """Assignments that end a row's hand-out."""
@@ -47,8 +46,7 @@ def moved(server: DatabaseServer, due: str) -> str:
     )
 
 
-_CANCELLED = int(TaskStatus.CANCELLED)
-_ENDED = {PROCESSED: AckOutcome.ALREADY, _CANCELLED: AckOutcome.CANCELLED, DEAD: AckOutcome.DEAD}
+_ENDED = {PROCESSED: AckOutcome.ALREADY, CANCELLED: AckOutcome.CANCELLED, DEAD: AckOutcome.DEAD}
 
 
 class HandOut(NamedTuple):
@@ -86,7 +84,7 @@ class Pulls:
         by_id = {item.job_id: item for item in items}
         kinds = {item.job_id: (item.biz_type, item.retries, item.ttr_ms) for item in items}
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow]:
+        def send(server: DatabaseServer, ids: sql.ByTable) -> dict[int, PullRow]:
             now, stamp = server.from_now(0), server.instant(now_ms)
             updates = []
             for (table, (biz_type, retries, ttr_ms)), part in sql.alike(ids, kinds).items():
@@ -119,7 +117,7 @@ class Pulls:
         versions = {job_id: version for job_id, (version, _) in lines.items()}
         texts = {job_id: text for job_id, (_, text) in lines.items()}
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> None:
+        def send(server: DatabaseServer, ids: sql.ByTable) -> None:
             updates = [
                 Statement(
                     f"UPDATE {server.by_primary_key(self._shards.names[table])} "
@@ -157,7 +155,7 @@ class Pulls:
         by_id, stamp = {lease.job_id: lease for lease in leases}, self._stamp()
         kinds = {lease.job_id: (lease.version, lease.biz_type) for lease in by_id.values()}
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, AckOutcome]:
+        def send(server: DatabaseServer, ids: sql.ByTable) -> dict[int, AckOutcome]:
             ended, statements = server.instant(stamp), []
             for (table, (version, biz_type)), part in sql.alike(ids, kinds).items():
                 name, where = self._shards.names[table], f"job_id IN ({sql.numbers(part)})"
@@ -253,7 +251,7 @@ class Pulls:
         it is sent again because its answer was lost.
         """
 
-        def send(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, T]:
+        def send(server: DatabaseServer, ids: sql.ByTable) -> dict[int, T]:
             wanted = [(self._shards.names[table], job_id) for table, part in ids.items() for job_id in part]
             updates = [update(server, name, job_id) for name, job_id in wanted]
             done = server.run([*updates, *self._select(server, ids)], transaction=True, outwait=False)
@@ -262,10 +260,10 @@ class Pulls:
 
         return self._shards.each(self._shards.group(job_ids), send, locks=True).joined()
 
-    def _select(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[Statement]:
+    def _select(self, server: DatabaseServer, ids: sql.ByTable) -> list[Statement]:
         return sql.select_by_id(server, self._columns[server], self._shards.names, ids)
 
-    def _read(self, server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> dict[int, PullRow]:
+    def _read(self, server: DatabaseServer, ids: sql.ByTable) -> dict[int, PullRow]:
         return _rows(server.run(self._select(server, ids), outwait=False))
 
 

@@ -11,6 +11,8 @@ from toc.model.task import TaskRow
 from toc.store.servers.server import DatabaseServer, Param, Result, Statement, Transient
 
 K = TypeVar("K")
+ByTable = Mapping[int, Sequence[int]]
+"""Ids by table."""
 
 _INSTANTS = frozenset({"action_time", "next_time", "gmt_create", "gmt_modified"})
 NO_INSTANT = -(10**15)
@@ -112,7 +114,7 @@ def unions(server: DatabaseServer, selects: Sequence[str]) -> list[Statement]:
     ]
 
 
-def alike(ids: Mapping[int, Sequence[int]], of: Mapping[int, K]) -> dict[tuple[int, K], list[int]]:
+def alike(ids: ByTable, of: Mapping[int, K]) -> dict[tuple[int, K], list[int]]:
     """Group job_ids, given by table, by that and by what ``of`` has for them."""
     groups: dict[tuple[int, K], list[int]] = {}
     for table, part in ids.items():
@@ -127,9 +129,7 @@ def read(server: DatabaseServer, selects: Sequence[str], *, outwait: bool = True
     return [row for result in results for row in result.rows]
 
 
-def select_by_id(
-    server: DatabaseServer, what: str, names: Sequence[str], ids: Mapping[int, Sequence[int]]
-) -> list[Statement]:
+def select_by_id(server: DatabaseServer, what: str, names: Sequence[str], ids: ByTable) -> list[Statement]:
     """Return selects of ``what`` for the rows of these job_ids, given by table."""
     selects = [
         f"SELECT {what} FROM {names[table]} WHERE job_id IN ({numbers(part)})" for table, part in ids.items()
@@ -138,7 +138,7 @@ def select_by_id(
 
 
 def update_by_id(
-    server: DatabaseServer, names: Sequence[str], ids: Mapping[int, Sequence[int]], sets: str, where: str,
+    server: DatabaseServer, names: Sequence[str], ids: ByTable, sets: str, where: str,
     params: Sequence[Param] = (),
 ) -> list[Statement]:  # fmt: skip
     """Return updates of those of the rows of these job_ids, given by table, for which ``where`` holds."""

@@ -143,15 +143,6 @@ class Scans:
         rows = [row for page in pages.values() for row in page]
         return OverdueRows(rows, more, scanned.failed | pages.unanswered)
 
-    def locked(self, job_ids: Iterable[int]) -> set[int]:
-        """Return those that an open transaction has locked: the leases of their neighbours would wait for
-        them.
-
-        Asks by primary key. A locking read of the index by due times would make locks of that transaction
-        explicit there; where a page is split, InnoDB then has it lock a gap, and submits into it wait.
-        """
-        return self._shards.locked(job_ids)
-
     def follow_switchover(self, table: int) -> str:
         """Connect anew to the server of a table if it has become read-only: its address may lead to another.
 

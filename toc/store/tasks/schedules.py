@@ -123,10 +123,8 @@ class ScheduleTable:
 
         Processes that change the schedule agree by it on what is past: the clocks of their hosts may differ.
         """
-        server = self._shards.server_of[self.table_of(name)]
-        (result,) = server.run([Statement(f"SELECT {server.milliseconds(server.from_now(0))}")])
         with sql.understood():
-            return int(result.rows[0][0])
+            return self._shards.server_of[self.table_of(name)].now_ms()
 
     def get(self, name: str) -> StoredSchedule | None:
         """Return the schedule of a name, or None."""
@@ -306,7 +304,8 @@ class ScheduleTable:
             )
         columns = f"name,topic,definition,change_id,{','.join(COLUMNS.values())}"
         into = f"{self._shards.schedule_names[table]} ({columns})"
-        values = f"%s,%s,%s,{_change_id():d},{','.join(_literal(server, field, state) for field in COLUMNS)}"
+        fields = ",".join(_literal(server, field, state) for field in COLUMNS)
+        values = f"%s,%s,%s,{secrets.randbits(63):d},{fields}"
         insert = Statement(f"INSERT INTO {into} VALUES ({values})", [definition.name, definition.topic, text])
         for _ in range(REPEATS):
             try:
@@ -373,7 +372,7 @@ class ScheduleTable:
         self, stored: StoredSchedule, state: State, cancelled: Sequence[Planned],
         instead: Iterable[TaskRow] = (), *, anew: tuple[str, str] | None = None, delete: bool = False,
     ) -> bool:  # fmt: skip
-        table, change_id, now = self.table_of(stored.name), _change_id(), self._clock.now_ms()
+        table, change_id, now = self.table_of(stored.name), secrets.randbits(63), self._clock.now_ms()
         server, name = self._shards.server_of[table], self._shards.names[table]
         ours = self._ours(table, stored, change_id)
         update = self._update(server, table, stored, state, change_id, anew)
@@ -430,7 +429,7 @@ class ScheduleTable:
         statements: list[Statement] = []
         places = []
         for table, move in chunk:
-            change_id = _change_id()
+            change_id = secrets.randbits(63)
             places.append(len(statements))
             statements.append(self._update(server, table, move.stored, move.state, change_id))
             ours = self._ours(table, move.stored, change_id)
@@ -494,10 +493,6 @@ class ScheduleTable:
 
 def _after(state: State, rows: Sequence[TaskRow]) -> State:
     return state._replace(last_job_id=rows[-1].job_id) if rows else state
-
-
-def _change_id() -> int:
-    return secrets.randbits(63)
 
 
 def occurrence_key(schedule_id: int, nominal: int) -> str:

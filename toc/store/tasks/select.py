@@ -135,7 +135,7 @@ class Selections:
     def _rows(self, job_ids: Iterable[int]) -> list[TaskRow]:
         """Return the rows of these ids, by next_time and job_id."""
 
-        def read(server: DatabaseServer, ids: Mapping[int, Sequence[int]]) -> list[TaskRow]:
+        def read(server: DatabaseServer, ids: sql.ByTable) -> list[TaskRow]:
             what = sql.columns(server)
             return sql.task_rows(server.run(sql.select_by_id(server, what, self._shards.names, ids)))
 

@@ -21,10 +21,8 @@ from toc.store.servers.server import DatabaseServer, Exchange, Result, Statement
 from toc.store.servers.shards import OF_TABLES, Answers, Shards, Trouble
 from toc.store.tasks import rows as sql
 from toc.store.tasks.leases import Leases
-from toc.store.tasks.rows import NO_INSTANT, understood
+from toc.store.tasks.rows import NO_INSTANT, ByTable, understood
 
-ByTable = Mapping[int, Sequence[int]]
-"""Ids by table."""
 SOON_SECONDS = 0.01
 """How long ``ask`` waits for answers. They usually come at once, and then a second sleep would cost more than
 this wait does. A server whose last answer took longer is not waited for."""
@@ -132,9 +130,9 @@ class TriesReader:
             self._end(*self._answered.get_nowait())
         following = inf
         for lane in self._lanes.values():
-            if lane.exchange is not None:
+            if (exchange := lane.exchange) is not None:
                 if lane.late_at <= time.monotonic():
-                    self._leave(lane)
+                    self._leave(lane, exchange)
                 elif lane.late_at < following:
                     following = lane.late_at
         return following
@@ -197,9 +195,7 @@ class TriesReader:
         for ids, take in asked:
             take(_flat(ids), answers)
 
-    def _leave(self, lane: _Lane) -> None:
-        exchange = lane.exchange
-        assert exchange is not None  # noqa: S101 - it is late
+    def _leave(self, lane: _Lane, exchange: Exchange) -> None:
         lane.quick = False
         self._forget(lane, exchange)
         self._apart(lane, partial(self._wait, lane, lane.ids(), exchange))

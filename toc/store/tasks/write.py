@@ -52,8 +52,6 @@ Outcome = Stored | TocError | None
 it. It must be put alone."""
 Name = tuple[int, int, int, str]
 """Table, biz_id, biz_type and dedup_key."""
-Chunk = Mapping[int, Sequence[int]]
-"""Numbers of rows by table."""
 
 
 class _Known(NamedTuple):
@@ -237,7 +235,7 @@ class Writer:
 
     def _store_chunk(
         self, many: Sequence[Submission], then: Callable[[Sequence[TaskRow]], object], failed: list[TocError],
-        server: DatabaseServer, chunk: Chunk,
+        server: DatabaseServer, chunk: sql.ByTable,
     ) -> dict[int, int]:  # fmt: skip
         """Store a chunk, unless another has failed. Returns the job_ids of its tasks, and adds errors to
         ``failed``."""
@@ -322,7 +320,7 @@ class Writer:
             also = [plan.stored.put.job_id for plan in unsure.values()]
             known = self._known(server, work.todo.values(), also, ids=not first, wait=not many)
         taken = set(known.by_id)
-        used: set[Name | bytes] = set()
+        used: set[Name | bytes | None] = set()
         plans: dict[int, Plan] = {}
         for n, one in list(work.todo.items()):
             try:
@@ -342,9 +340,7 @@ class Writer:
                 work.settle(n, plan)
                 continue
             if many:
-                keys = {
-                    key for key in (self._name(one.row), one.request and one.request.key) if key is not None
-                }
+                keys = {self._name(one.row), one.request and one.request.key} - {None}
                 if keys & used:  # later
                     continue
                 used |= keys
@@ -516,7 +512,7 @@ def _content(row: TaskRow) -> tuple[object, ...]:
     return row.action_time, row.attribute, row.body_sha256, row.tries, row.expires_at
 
 
-def chunks_of(by_table: Mapping[int, Sequence[int]], rows: Sequence[TaskRow]) -> Iterator[Chunk]:
+def chunks_of(by_table: sql.ByTable, rows: Sequence[TaskRow]) -> Iterator[sql.ByTable]:
     """Split rows of one server, given by table and number, into chunks of bounded size."""
     chunk: dict[int, list[int]] = {}
     many = size = 0

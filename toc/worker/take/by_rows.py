@@ -247,7 +247,7 @@ class RowTaker:
                 return False
             plan.left |= {table: page[-1].position for table, page in pages.items() if len(page) == PAGE}
             found = list(chain.from_iterable(pages.values()))
-            locked = self.tools.store.scans.locked(row.job_id for row in found)
+            locked = self.tools.store.locked(row.job_id for row in found)
             for row in found:
                 plan.rows += 1
                 slot = topics[row.biz_type].slot(row.slot_crc, row.slot_amount)
