@@ -85,7 +85,7 @@ class Payload(Generic[T]):
     def _require_same(self, payload: T, read: T) -> None:
         values = partial(self._adapter.dump_python, round_trip=True, serialize_as_any=True)
         if values(payload) != values(read):
-            raise ValueError("its JSON loses some of it, such as a secret or what a subclass adds")
+            raise ValueError("as JSON it is another: a secret, a subclass's field or a type in Any is lost")
 
     def example(self) -> str | None:
         """Return a payload's JSON with a value by type for each field that it requires; None if that is no
