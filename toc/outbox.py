@@ -31,6 +31,7 @@ from toc.model.sharding import BizId
 from toc.model.task import MAX_BODY, NewTask, Request
 from toc.model.topic import Topic, TopicType
 from toc.observe.log import get_logger
+from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.handlers import TaskFields
 from toc.sdk.submission import RowMaker
@@ -89,7 +90,7 @@ def submit(
         )
 
 
-def drain(engine: sa.Engine, center: TimeoutCenter) -> int:
+def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
     """Submit what the outbox holds, and remove it. Returns how many tasks that were.
 
     A task whose time has passed is due at once. One that toc refuses, such as one that has expired, or cannot
@@ -97,6 +98,7 @@ def drain(engine: sa.Engine, center: TimeoutCenter) -> int:
     UnfitServer if a server of toc could not be used, once those of the others are submitted; ConfigError for
     settings of the center, of which no record is to blame; and the errors of ``engine``.
     """
+    center = center.sync if isinstance(center, AsyncTimeoutCenter) else center
     done, after = 0, 0
     away: dict[int, TocError] = {}
     while True:

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from benchmarks.local import MariaDB
 from benchmarks.servers import PostgreSql
-from toc import CancelOutcome, NewTask, Task, TimeoutCenter, outbox
+from toc import AsyncTimeoutCenter, CancelOutcome, NewTask, Task, TimeoutCenter, outbox
 from toc.model import errors
 from toc.model.task import Put
 
@@ -288,7 +288,9 @@ def test_an_async_session_writes_to_it_within_run_sync(system: System, mariadb: 
         await other.dispose()
 
     asyncio.run(run())
-    assert outbox.drain(engine, system.center) == 1
+    center = AsyncTimeoutCenter(system.settings)
+    assert outbox.drain(engine, center) == 1
+    asyncio.run(center.close())
     engine.dispose()
 
 
