@@ -95,7 +95,7 @@ def test_a_gateway_that_dies_between_two_writes_loses_no_task(pulled: System, ca
     gateway = Gateway(pulled, env={"TOC_FAILPOINT": f"{name}:4", "TOC_FAILPOINT_ONCE": str(once)})
     clients = Clients([gateway], pulled.recorder)
     try:
-        with clients.consuming(CONSUMERS, PULLED, most=MOST, ttr=1):
+        with clients.consuming(CONSUMERS, PULLED, most=MOST, ttr=3):
             with pulled.recorder.fault("kill", pids=[os.getpid(), *gateway.children()]):
                 tasks = [NewTask(PULLED, n, 1.0 + n / 100) for n in range(120)]
                 job_ids = pulled.client.submit_many(tasks)
