@@ -83,7 +83,7 @@ class Retention:
         self._keep: dict[int, int] = {}
         """biz_type -> seconds, as of this cycle."""
         self._retired: dict[int, int] = {}
-        """biz_type of a deleted topic -> seconds. Read at the start of each cycle."""
+        """biz_type of a deleted topic -> seconds. Read in each cycle."""
         self._done: dict[tuple[int, TaskStatus, int], Position] = {}
         """(retention, status, table) -> the place up to which all rows were checked."""
         self._records: list[tuple[int, Callable[[], int]]] = [
@@ -91,12 +91,10 @@ class Retention:
             (0, partial(store.bulk.purge, KEPT_MS)),
             (0, partial(store.minutes.purge, 2 * KEPT * MINUTE_MS)),
             (0, store.episodes.purge),
-            *(
-                (number, partial(store.requests.purge, number, KEEP_REQUESTS_MS))
-                for number in range(store.requests.databases)
-            ),
         ]
         """What else is purged, with the tables whose workers do it."""
+        databases, requests = range(store.requests.databases), store.requests.purge
+        self._records += [(number, partial(requests, number, KEEP_REQUESTS_MS)) for number in databases]
         self._steps: deque[Callable[[], None]] = deque()
         self._cycle_at = self._forget_at = self._records_at = float("-inf")
         self._complains = RateLimit(clock, COMPLAIN_SECONDS)
@@ -122,7 +120,6 @@ class Retention:
             if began < self._cycle_at:
                 return min(self._cycle_at - began, 1.0)  # a retention may be altered meanwhile
             self._cycle_at = began + CYCLE_SECONDS
-            self._read_retired()
             self._plan(began)
             if not self._steps:
                 return 1.0
@@ -137,21 +134,18 @@ class Retention:
         return max((self._clock.monotonic() - began) * rest, SHORTEST_REST_SECONDS)
 
     def _read_retired(self) -> None:
-        try:
-            found = self._store.topics.retired() if self._tables else self._retired
-        except (StoreUnavailable, SchemaBehind) as exc:
-            if self._complains():
-                log.warning("purge_failed", error=str(exc))
-            return  # what was read before still holds: no biz_type is ever used again
+        """Learn of deleted topics, for the next cycle."""
+        found = self._store.topics.retired()
         retired = {biz_type: max(seconds, MIN_SECONDS) for biz_type, seconds in found.items()}
         if retired != self._retired:
             self._retired = retired
-            self._keep = retired | self._keep
             self._done.clear()  # rows of these may have been passed over
 
     def _plan(self, now: float) -> None:
         """Plan the steps of a cycle, which checks everything once, records now and then."""
         tables = self._tables
+        if tables:
+            self._steps.append(self._read_retired)
         self._done = {key: place for key, place in self._done.items() if key[2] in tables}
         mine, kept = sorted(tables), sorted(set(self._keep.values()))
         for first, retention, status in product(range(0, len(mine), TABLES), kept, FINAL):

@@ -19,7 +19,7 @@ server of the task table has its own Scheduler, so that one that hangs holds up 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 
 from toc.failpoint import failpoint
@@ -51,47 +51,35 @@ REST = 5
 HURRY_MS = 5_000
 """With an occurrence due within this time there is no rest."""
 RETRY_SECONDS = 1.0
-MAX_NAMED = 3
-"""If more rows than this are refused in one step, it is not for what is in them, and none is named."""
 STUCK_MS = 30_000
 """When a schedule is tried again that this worker cannot move on. Another may understand it."""
 
 
 class Scheduler:
-    """The schedules of this worker's tables of one server.
-
-    ``wake`` makes its thread call ``run_once`` now.
-    """
+    """The schedules of this worker's tables of one server, which ``tables`` returns."""
 
     def __init__(
-        self, store: Store, catalog: TopicCatalog, sweep: Sweep, wake: Callable[[], None] = lambda: None
+        self, store: Store, catalog: TopicCatalog, sweep: Sweep, tables: Callable[[], AbstractSet[int]]
     ) -> None:
         self._schedules = store.schedules
         self._catalog = catalog
         self._sweep = sweep
         self._clock: Clock = sweep.clock
-        self._wake = wake
-        self._tables: frozenset[int] = frozenset()
+        self._mine = tables
+        self._tables: AbstractSet[int] = frozenset()
         self._ask_at = float("-inf")
         """When the tables are asked next (monotonic)."""
         self._agenda: dict[int, int] = {}
         """When each table must be read (ms); none if it holds no schedule."""
         self._complains = RateLimit(sweep.clock, COMPLAIN_SECONDS)
 
-    def add(self, tables: Iterable[int]) -> None:
-        """Serve the schedules of these tables from now on."""
-        self._tables |= frozenset(tables)
-        self._ask_at = float("-inf")
-        self._wake()
-
-    def remove(self, tables: Iterable[int]) -> None:
-        """Leave these tables to another worker."""
-        self._tables -= frozenset(tables)
-
     def run_once(self) -> float:
         """Move on the schedules that need it, or ask some tables. Returns the seconds until the next call."""
+        before, self._tables = self._tables, self._mine()
         if not self._tables:
             return LOOK_EVERY
+        if self._tables - before:
+            self._ask_at = float("-inf")
         began = self._clock.monotonic()
         now = self._clock.now_ms()
         times = [(at, table) for table, at in list(self._agenda.items()) if table in self._tables]
@@ -148,11 +136,9 @@ class Scheduler:
         failed = self._ask(set(tables) - due.more - due.failed.keys())
         # Those come after all other tables that wait now.
         self._agenda |= dict.fromkeys(due.more, self._clock.now_ms())
-        refused = {name: error for name, error in moved.failed.items() if isinstance(error, Refused)}
-        if len(refused) <= MAX_NAMED:
-            for name, error in refused.items():
-                if self._complains(("row", name)):
-                    log.warning("schedule_refused", schedule=name, error=str(error))
+        for name, error in moved.failed.items():
+            if isinstance(error, Refused) and self._complains("row"):
+                log.warning("schedule_refused", schedule=name, error=str(error))
         failed_tables = {self._schedules.table_of(name): error for name, error in moved.failed.items()}
         self._note_failed({**failed_tables, **due.failed, **failed})
         return hurry and bool(due.more)

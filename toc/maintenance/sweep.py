@@ -120,10 +120,8 @@ class Sweep:
             else:
                 gone.setdefault(slot, []).append(job_id)
         # If a node is away: the row check drops an entry, and a later pass over dead rows restores one.
-        if dead:
-            self._queues.restore_dead(dead)
-        if gone:
-            self._queues.forget(gone)
+        self._queues.restore_dead(dead)
+        self._queues.forget(gone)
         return set(statuses)
 
     def _expire(self, over: Over, now: int) -> dict[int, TaskStatus]:
@@ -206,10 +204,8 @@ class Sweep:
         if (legal and row.slot_amount < topic.slot_amount) or not self._complains((topic, row.slot_amount)):
             return
         if not legal:
-            log.warning(
-                "slot_amount_not_understood",
-                job_id=row.job_id, topic=topic.name, slot_amount=row.slot_amount,
-            )  # fmt: skip
+            about = {"job_id": row.job_id, "topic": topic.name, "slot_amount": row.slot_amount}
+            log.warning("slot_amount_not_understood", **about)
             return
         with suppress(StoreUnavailable, SchemaBehind):  # the topic table does not answer; the row comes again
             if self._store.topics.raise_slots(topic.name, row.slot_amount):

@@ -297,20 +297,15 @@ def sweep_all(
 
 
 class Sweeper:
-    """The passes over this worker's tables of one server.
-
-    ``wake`` makes its thread call ``run_once`` now; ``backlogged`` is the back-pressure: whether more is
-    due here than can start at once.
+    """The passes over this worker's tables of one server, which ``tables`` returns. ``backlogged`` is the
+    back-pressure: whether more is due here than can start at once.
     """
 
     def __init__(
-        self,
-        sweep: Sweep,
-        wake: Callable[[], None] = lambda: None,
-        backlogged: Callable[[], bool] = lambda: False,
+        self, sweep: Sweep, tables: Callable[[], frozenset[int]], backlogged: Callable[[], bool]
     ) -> None:
         self._sweep = sweep
-        self._wake = wake
+        self._mine = tables
         self._backlogged = backlogged
         self._clock = sweep.clock
         self._tables: frozenset[int] = frozenset()
@@ -330,33 +325,25 @@ class Sweeper:
         self._failing_since: float | None = None
         self._complains = RateLimit(self._clock, COMPLAIN_SECONDS)
 
-    def add(self, tables: Iterable[int]) -> None:
-        """Sweep these tables from now on."""
-        self._tables |= frozenset(tables)
-        self._unread = True
-        if self._refill:  # it is without them
-            self._refill_wanted = self._clock.monotonic()
-        self._wake()
-
-    def remove(self, tables: Iterable[int]) -> None:
-        """Leave these tables to another worker."""
-        self._tables -= frozenset(tables)
-
     def refill(self) -> None:
         """Restore everything, soonest first: the index has lost data. Any thread may call it."""
         self._refill_wanted = self._clock.monotonic()
-        self._wake()
 
     @property
     def refilled(self) -> float:
         """When the last complete refill began (monotonic)."""
-        return self._refilled if self._tables else inf
+        return self._refilled if self._mine() else inf
 
     def run_once(self) -> float:
         """Run the next step of the pass that is due first. Returns the seconds until another is due."""
+        now = self._clock.monotonic()
+        before, self._tables = self._tables, self._mine()
         if not self._tables:
             return RETRY_SECONDS
-        now = self._clock.monotonic()
+        if self._tables - before:
+            self._unread = True
+            if self._refill:  # it is without them
+                self._refill_wanted = now
         if self._refill_wanted > self._refill_began:
             self._begin_refill(now)
         due = next((each for each in self._rounds() if each.at <= now), None)
@@ -395,8 +382,7 @@ class Sweeper:
             if each is self._full:
                 self._unread = False
             tables = sorted(self._tables)
-            # Another thread may have taken the last one away.
-            if tables and each is next(iter(self._rounds())):
+            if each is next(iter(self._rounds())):
                 server = self._sweep.scans.follow_switchover(tables[0])
                 if server and self._complains("read-only"):
                     log.warning("database_read_only", server=server)

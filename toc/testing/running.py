@@ -238,10 +238,9 @@ class Running:
 
     def _schedule(self) -> None:
         """Make the occurrences whose time has come."""
-        catalog = self.center.catalog
-        sweep = Sweep(self._store, self.center.queues, catalog, self._clock)
-        scheduler = Scheduler(self._store, catalog, sweep)
-        scheduler.add(self._store.tables)
+        store, catalog, tables = self._store, self.center.catalog, frozenset(self._store.tables)
+        sweep = Sweep(store, self.center.queues, catalog, self._clock)
+        scheduler = Scheduler(store, catalog, sweep, lambda: tables)
         for _ in ("learn when a schedule needs a step", "take it"):
             scheduler.run_once()
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection
+from functools import partial
 
-from toc.loop import Loop, Wake
+from toc.loop import Loop
 from toc.maintenance.due_walk import DueWalk
 from toc.maintenance.horizon import HorizonKeeper
 from toc.maintenance.retention import Retention
@@ -32,29 +33,21 @@ class TableServices:
     def __init__(self, center: TimeoutCenter, tools: Tools) -> None:
         store, catalog, clock = tools.store, tools.catalog, tools.clock
         self._tables: frozenset[int] = frozenset()
-
-        def mine() -> frozenset[int]:
-            return self._tables
-
-        retention = Retention(store, catalog, clock, mine, audit=center.settings.audit_retention)
+        retention = Retention(store, catalog, clock, self._mine, audit=center.settings.audit_retention)
         self.loops = [
             Loop("retention", retention.run_once),
-            Loop("due", DueWalk(store, catalog, clock, mine).run_once),
+            Loop("due", DueWalk(store, catalog, clock, self._mine).run_once),
             Loop("declared-schedules", self._declare_schedules),
         ]
         sweep = Sweep(store, tools.queues, catalog, clock)
         self._sweepers: list[Sweeper] = []
-        self._of_server: list[tuple[frozenset[int], Sweeper | Scheduler]] = []
-        """The services of each server, with its tables."""
-        for number, own in enumerate(map(frozenset, store.tables_of_server())):
-            wake, schedule_wake = Wake(), Wake()
-            sweeper = Sweeper(sweep, wake, lambda: tools.backlogged)
-            scheduler = Scheduler(store, catalog, sweep, schedule_wake)
+        for number, of_server in enumerate(map(frozenset, store.tables_of_server())):
+            mine = partial(self._mine, of_server)
+            sweeper = Sweeper(sweep, mine, lambda: tools.backlogged)
             self._sweepers.append(sweeper)
-            self._of_server += [(own, sweeper), (own, scheduler)]
             self.loops += [
-                Loop(f"sweep-{number}", sweeper.run_once, wake),
-                Loop(f"schedules-{number}", scheduler.run_once, schedule_wake),
+                Loop(f"sweep-{number}", sweeper.run_once),
+                Loop(f"schedules-{number}", Scheduler(store, catalog, sweep, mine).run_once),
             ]
         budget = Budget.of(center.settings.redis_budget)
         if tools.queues.present and budget is not None:
@@ -65,19 +58,25 @@ class TableServices:
     def add(self, tables: Collection[int]) -> None:
         """Serve these tables from now on."""
         self._tables = self._tables.union(tables)
-        for own, service in self._of_server:
-            service.add(own.intersection(tables))
+        self._wake()
 
     def remove(self, tables: Collection[int]) -> None:
         """Stop serving these tables: another worker has them."""
         self._tables = self._tables.difference(tables)
-        for _, service in self._of_server:
-            service.remove(tables)
+
+    def _mine(self, among: frozenset[int] | None = None) -> frozenset[int]:
+        """Return the tables that are served now, of all or ``among`` these."""
+        return self._tables if among is None else self._tables & among
+
+    def _wake(self) -> None:
+        for loop in self.loops:
+            loop.wake()
 
     def refill(self) -> None:
         """Restore everything, soonest first: the index has lost data."""
         for sweeper in self._sweepers:
             sweeper.refill()
+        self._wake()
 
     def refilled(self) -> float:
         """Return when the last refill began that has ended on every server (monotonic)."""

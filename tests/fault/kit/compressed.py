@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from toc import TimeoutCenter
@@ -48,10 +49,10 @@ def main() -> None:
     center = TimeoutCenter(clock=clock)
     store, catalog = center.store, center.catalog
     catalog.refresh()
-    schedulers = []
-    for tables in store.tables_of_server():
-        schedulers.append(Scheduler(store, catalog, Sweep(store, center.queues, catalog, clock)))
-        schedulers[-1].add(tables)
+    sweep = Sweep(store, center.queues, catalog, clock)
+    schedulers = [
+        Scheduler(store, catalog, sweep, partial(frozenset, tables)) for tables in store.tables_of_server()
+    ]
     print("ready", flush=True)
     clock.begin = float(sys.stdin.readline())
     parent = os.getppid()

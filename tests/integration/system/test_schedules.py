@@ -46,10 +46,9 @@ class Bench:
 
     def worker(self) -> Scheduler:
         store, catalog = self.center.store, self.center.catalog
-        scheduler = Scheduler(store, catalog, Sweep(store, self.center.queues, catalog, self.clock))
         catalog.refresh()
-        scheduler.add([table for tables in store.tables_of_server() for table in tables])
-        return scheduler
+        sweep = Sweep(store, self.center.queues, catalog, self.clock)
+        return Scheduler(store, catalog, sweep, lambda: frozenset(store.tables))
 
     def until(self, later: timedelta, *, ended: bool = True, scheduler: Scheduler | None = None) -> None:
         """Let time pass while a worker works. ``ended``: each task ends a second after it was due."""
@@ -134,7 +133,7 @@ def test_occurrences_are_in_the_index_before_they_are_due(bench: Bench) -> None:
     topic = bench.center.catalog.get("test.sync")
     row = known(bench.center.store.get(task.job_id))
     slot = topic.slot(row.slot_crc, row.slot_amount)
-    assert int(bench.center.queues.peek([slot])[slot].next_due) == to_ms(task.action_time)  # type: ignore[arg-type,union-attr]
+    assert bench.center.queues.peek([slot])[slot].next_due == to_ms(task.action_time)  # type: ignore[union-attr]
     assert bench.center.cancel(task.job_id) is CancelOutcome.CANCELLED
 
 

@@ -67,8 +67,8 @@ class Bench:
 
         self.sweep.add = spy  # type: ignore[method-assign]
         self.busy = False
-        self.sweeper = Sweeper(self.sweep, backlogged=lambda: self.busy)
-        self.sweeper.add(range(system.settings.tables))
+        tables = frozenset(range(system.settings.tables))
+        self.sweeper = Sweeper(self.sweep, lambda: tables, lambda: self.busy)
 
     def run(self, seconds: float) -> None:
         """Every step that comes within so many seconds."""
