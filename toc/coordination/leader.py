@@ -11,10 +11,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from itertools import zip_longest
 
 from toc.coordination import znodes
-from toc.coordination.assignment import ONE_SERVER, Member, Owners, Spread, assign
+from toc.coordination.assignment import ONE_SERVER, Member, Owners, Spread
 from toc.coordination.coordinator import DEAD_FOR_MS
 from toc.coordination.operator import INTENTS, read_intents
 from toc.coordination.session import Session
@@ -155,16 +154,8 @@ class Leader:
         owners_before = {owner for owners in previous.values() for owner in owners}
         if self._must_gather(owners_before, dead | present):
             return True
-        owners = assign(
-            wanted.weighed(workers),
-            topics,
-            previous=previous,
-            pins=wanted.targets,
-            drained_hosts=wanted.drains,
-            deliveries=self._deliveries,
-            rebalance=bool(wanted.requests),
-            spread=self.spread,
-        )
+        asked = bool(wanted.requests)
+        owners = wanted.assign(workers, topics, previous, self._deliveries, self.spread, rebalance=asked)
         if not self._write(node, owners, assignment, workers=len(workers)):
             self.inputs_changed()
             return False
@@ -227,10 +218,5 @@ class Leader:
             log.warning("assignment_refused", topics=len(after))
             return False
         if after:
-            moved = sum(
-                old != new
-                for topic, owned in after.items()
-                for old, new in zip_longest(before[topic].owners, owned or (), fillvalue="")
-            )
-            log.info("assignment_written", workers=workers, topics=len(after), moved=moved)
+            log.info("assignment_written", workers=workers, topics=len(after))
         return True

@@ -6,12 +6,12 @@ the assignment.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
 from toc.coordination import znodes
-from toc.coordination.assignment import ONE_SERVER, Member, Spread, assign
+from toc.coordination.assignment import ONE_SERVER, Member, Owners, Spread, assign
 from toc.coordination.coordinator import Intent, SlotOwner, SlotRow, WorkerRow, slot_rows, worker_rows
 from toc.coordination.session import Address, Session, Znode
 from toc.coordination.znodes import decode, encode, slot_of
@@ -32,17 +32,28 @@ class Intents:
     weights: dict[str, Intent]
     requests: list[str]
 
-    @property
-    def targets(self) -> dict[tuple[str, int], str]:
-        """Return the pins as ``assign`` takes them."""
-        return {(slot.topic, slot.number): pin.to for slot, pin in self.pins.items()}
-
-    def weighed(self, members: Iterable[Member]) -> list[Member]:
-        """Return the members with the weights that operators gave them."""
-        return [
-            replace(member, weight=self.weights[member.host].to) if member.host in self.weights else member
-            for member in members
-        ]
+    def assign(
+        self,
+        members: Iterable[Member],
+        topics: Mapping[str, int],
+        previous: Mapping[str, Sequence[str | None]],
+        deliveries: Mapping[str, str] | None,
+        spread: Spread,
+        *,
+        rebalance: bool,
+    ) -> Owners:
+        """Return the owner of every slot, as ``assign`` does, and as operators want."""
+        weights = self.weights
+        return assign(
+            [replace(one, weight=weights[one.host].to) if one.host in weights else one for one in members],
+            topics,
+            previous=previous,
+            pins={slot: pin.to for slot, pin in self.pins.items()},
+            drained_hosts=self.drains,
+            deliveries=deliveries,
+            rebalance=rebalance,
+            spread=spread,
+        )
 
 
 def read_intents(session: Session, *, watch: bool = False) -> Intents:
@@ -172,16 +183,9 @@ class Operator:
         """
         assignment = self._assignment()
         wanted = self.intents()
-        owners = assign(
-            wanted.weighed(_members(self._session.nodes("workers"))),
-            {topic: len(slots) for topic, slots in assignment.items()},
-            previous=assignment,
-            pins=wanted.targets,
-            drained_hosts=wanted.drains,
-            deliveries=deliveries,
-            rebalance=True,
-            spread=self._spread,
-        )
+        members = _members(self._session.nodes("workers"))
+        topics = {topic: len(slots) for topic, slots in assignment.items()}
+        owners = wanted.assign(members, topics, assignment, deliveries, self._spread, rebalance=True)
         moves = [
             Move(topic, number, old, new)
             for topic, slots in assignment.items()
