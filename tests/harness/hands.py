@@ -83,7 +83,7 @@ class WorkerAtRest:
         """An entry of the task in ``SLOT``, as if it had been taken under this fence."""
         topic, handler = self.center.catalog.get(SLOT.topic), self.center.handlers[SLOT.topic]
         held = self.center.clock.monotonic() - held_seconds_ago
-        return Entry(job_id, SLOT, fence, topic, handler, 0, held)
+        return Entry(job_id, SLOT, fence, topic, handler, 0, held, kept=held)
 
     def turn(self) -> float:
         """Let the poller turn until every server has answered. Returns the seconds until something is due."""

@@ -23,7 +23,7 @@ def test_an_application_working_elsewhere_is_refused(tmp_path: Path, monkeypatch
     monkeypatch.setattr(sys, "path", [*sys.path])
     settings = Settings(database_urls=["sqlite:///a.db"], redis_url="redis://127.0.0.1:2/0")
     with pytest.raises(ConfigError, match="differ in redis_url") as refused:
-        run_daemon("app_elsewhere:center", settings)
+        run_daemon("app_elsewhere:center", settings, None)
     assert "secret" not in str(refused.value)
 
 

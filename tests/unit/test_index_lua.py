@@ -133,7 +133,7 @@ USES: dict[str, Callable[[queues.Queues], object]] = {
     "bury": lambda q: q.bury({SLOT: [(1, 2.0, 3), (4, 5.0, 6)]}),
     "restore_dead": lambda q: q.restore_dead({SLOT: [(1, 2), (3, 4)]}),
     "redrive": lambda q: q.redrive({SLOT: [(1, 2.0), (3, 4.0)]}),
-    "cancel": lambda q: q.cancel(SLOT, 1),
+    "cancel": lambda q: q.cancel({1: SLOT}),
     "reschedule": lambda q: q.reschedule(SLOT, 1, 2.0),
     "expired": lambda q: q.expired([messages.ExpiredRequest(SLOT, 30)]),
     "held": lambda q: q.expired([messages.ExpiredRequest(SLOT, 30, (1, 2))]),

@@ -45,7 +45,7 @@ def worker(
     from toc.worker.app import NO_HANDLERS
     from toc.worker.daemon.supervisor import run_daemon
 
-    raise typer.Exit(run_daemon(NO_HANDLERS if app is None else app, settings, webhooks=webhooks))
+    raise typer.Exit(run_daemon(NO_HANDLERS if app is None else app, settings, None, webhooks=webhooks))
 
 
 def check_webhooks() -> None:

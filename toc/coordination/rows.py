@@ -60,19 +60,13 @@ class RowsCoordinator(Coordinator):
     """
 
     def __init__(
-        self,
-        table: Members,
-        *,
-        host: str,
-        timeout: float,
-        clock: Clock | None = None,
-        on_change: Callable[[], None] = lambda: None,
+        self, table: Members, *, host: str, timeout: float, clock: Clock, on_change: Callable[[], None]
     ) -> None:
         self._table = table
         self._host = host
         self._timeout = timeout
         self._timeout_ms = round(timeout * 1000)
-        self._clock = clock or Clock()
+        self._clock = clock
         self._on_change = on_change
         self._local_names = LocalNames.of(host)
         self._name = self._local_names.name(f"{host}-daemon")

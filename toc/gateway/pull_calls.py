@@ -261,7 +261,7 @@ async def _for_each(
 async def _visible(asked: Asked, texts: Iterable[str]) -> tuple[dict[str, PullLease], dict[str, Any]]:
     """Return by their texts the leases of topics that the token may use; and with the error those for which
     this cannot be decided now."""
-    topic_of = asked.service.pulls.topic_of_type
+    topic_of = asked.service.center.catalog.known_type
     leases: dict[str, PullLease] = {}
     for text in texts:
         with suppress(InvalidLease):

@@ -18,7 +18,6 @@ Pauses add up to about 0.1 s, not more: callers are loops that retry, and the re
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import random
 import time
@@ -72,11 +71,7 @@ class IndexBroken(IndexUnavailable):
     has no right to it. Other slots work."""
 
 
-_KINDS: dict[str, type[IndexUnavailable]] = {
-    "OOM": IndexFull,
-    "WRONGTYPE": IndexBroken,
-    "NOPERM": IndexBroken,
-}
+_KINDS = {"OOM": IndexFull, "WRONGTYPE": IndexBroken, "NOPERM": IndexBroken}
 """Error codes that have an error class of their own."""
 
 
@@ -150,7 +145,8 @@ class Calls:
             attempt.run(todo)
             if attempt.rediscover:
                 self.nodes.try_rediscover()
-            moved = [call for call, node in attempt.unreachable if self._moved_from(node, call)]
+            # Where another node serves the call by now, or none is known; else the call keeps its error.
+            moved = [c for c, node in attempt.unreachable if self.nodes.known(c.hash_slot) is not node]
             todo = attempt.again + moved
             if attempt.after_pause and (pause := next(pauses, None)) is not None:
                 todo += attempt.after_pause  # if no pause is left, these calls keep their errors
@@ -175,12 +171,6 @@ class Calls:
         if isinstance(result, IndexUnavailable):
             raise result
         return result
-
-    def _moved_from(self, node: RedisNode, call: Call) -> bool:
-        """Whether another node serves the call by now. If that cannot be known, the call keeps its error."""
-        with contextlib.suppress(IndexUnavailable):
-            return self.nodes.master(call.hash_slot) is not node
-        return False
 
     # --- calls for many slots, their results by slot
 

@@ -46,12 +46,12 @@ class PrepareRequest(NamedTuple):
 class Prepared(NamedTuple):
     """The ids taken, each with its fencing token.
 
-    ``next_due`` is the first score left in the StoreQueue, None if nothing in it will ever be due. ``left``
-    is the number of entries there that are due now.
+    ``next_due`` is when (ms) the first entry left in the StoreQueue is due, None if none ever will be.
+    ``left`` is the number of entries there that are due now.
     """
 
     entries: list[tuple[int, float]]
-    next_due: float | None
+    next_due: int | None
     left: int
     redis_now_ms: int
 
@@ -90,7 +90,7 @@ class Peek(NamedTuple):
     ``due`` of the entries in ``store`` are due.
     """
 
-    next_due: float | None
+    next_due: int | None
     store: int
     prepared: int
     dead: int
@@ -221,13 +221,13 @@ def sort_out(flat: list[bytes]) -> tuple[list[tuple[int, float]], list[bytes]]:
     return entries, strays
 
 
-def first_due(score: bytes | None) -> float | None:
+def first_due(score: bytes | None) -> int | None:
     """Return when a StoreQueue is next due (ms) by its first score; None if it is empty or never due.
 
-    A time before 1970 counts as 1970.
+    A time before 1970 counts as the first millisecond of it.
     """
     due = inf if score is None else float(score)
-    return max(due, 0.0) if due < _MAX_DUE_MS else None
+    return int(max(due, 1.0)) if due < _MAX_DUE_MS else None
 
 
 def shown(member: bytes) -> str:

@@ -127,7 +127,7 @@ class RedisNode:
             if idle >= IDLE_SECONDS and not ping:
                 self._idle.append(wire)
                 return None
-            if wire.is_quiet() and (idle < IDLE_SECONDS or wire.answers_ping(PING_SECONDS)):
+            if wire.is_quiet(PING_SECONDS if idle >= IDLE_SECONDS else 0):
                 return wire
             wire.close()
             if idle >= IDLE_SECONDS:
@@ -212,10 +212,7 @@ class RedisNode:
         except Disconnected as exc:
             self.drop(wire)
             self.lost(exc)
-            raise IndexUnavailable(
-                f"Redis at {self.address} cannot be reached ({type(exc).__name__}); "
-                "check that it runs and its log"
-            ) from exc
+            raise IndexUnavailable(f"Redis at {self.address} {_no_connection(exc)}") from exc
         self.give(wire)
         return replies
 
@@ -287,9 +284,6 @@ class RedisNodes:
         """Why no call may be sent to any server, or None."""
         self._start_anew()
         call_in_children(self._start_anew)
-
-    def __repr__(self) -> str:
-        return f"Nodes({', '.join(map(str, self.location.addresses))})"
 
     def _start_anew(self) -> None:
         self._lock = threading.RLock()

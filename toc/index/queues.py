@@ -102,9 +102,6 @@ class Queues:
         self._keys: dict[Slot, SlotKeys] = {}
         self._calls = Calls(self.nodes, self.keys)
 
-    def __repr__(self) -> str:
-        return f"Queues({self.nodes!r}, namespace={self.namespace!r})"
-
     def keys(self, slot: Slot) -> SlotKeys:
         """Return the names of the slot's keys."""
         keys = self._keys.get(slot)
@@ -207,11 +204,7 @@ class Queues:
         the DeadQueues."""
         return self._calls.in_batches(entries, _REDRIVE.of, sum)
 
-    def cancel(self, slot: Slot, job_id: int) -> messages.CancelReply:
-        """Remove one id from the StoreQueue. Raises IndexUnavailable."""
-        return self._calls.only(_CANCEL.of(self.keys(slot), job_id), messages.CancelReply.of)
-
-    def cancel_many(self, slots: Mapping[int, Slot]) -> dict[int, messages.CancelReply | IndexUnavailable]:
+    def cancel(self, slots: Mapping[int, Slot]) -> dict[int, messages.CancelReply | IndexUnavailable]:
         """Remove ids, each mapped to its slot, from their StoreQueues."""
         calls = {job_id: _CANCEL.of(self.keys(slot), job_id) for job_id, slot in slots.items()}
         return self._calls.one_each(calls, messages.CancelReply.of)
@@ -455,12 +448,7 @@ class NoIndex(Queues):
 
     add = restore_dead = redrive = forget = purge_dead = _nothing
 
-    @override
-    def cancel(self, slot: Slot, job_id: int) -> messages.CancelReply:
-        """Reply that the row tells whether a try has begun. Raises IndexUnavailable if there is an index."""
-        return self._row_tells()
-
-    def cancel_many(self, slots: Mapping[int, Slot]) -> dict[int, messages.CancelReply | IndexUnavailable]:
+    def cancel(self, slots: Mapping[int, Slot]) -> dict[int, messages.CancelReply | IndexUnavailable]:
         """Reply that the rows tell whether tries have begun."""
         try:
             return dict.fromkeys(slots, self._row_tells() if slots else NEVER_TAKEN)

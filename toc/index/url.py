@@ -72,17 +72,13 @@ class Location:
 
     def open(self, address: Address, timeout: float, keepalive: float) -> socket.socket:
         """Connect to a server. Both times are in seconds; ``timeout`` is for each step. Raises OSError."""
-        if address.port == 0:
-            sock = socket.socket(socket.AF_UNIX)
-            try:
+        unix = address.port == 0
+        sock = socket.socket(socket.AF_UNIX) if unix else socket.create_connection(address, timeout)
+        try:
+            if unix:
                 sock.settimeout(timeout)
                 sock.connect(address.host)
-            except BaseException:
-                sock.close()
-                raise
-            return sock
-        sock = socket.create_connection((address.host, address.port), timeout)
-        try:
+                return sock
             sockets.keep_alive(sock, keepalive)
             if self.tls is None:
                 return sock
@@ -156,17 +152,10 @@ def parse(url: str) -> Location:
         raise ConfigError(f"TOC_REDIS_URL has an unknown option: {', '.join(sorted(query))}")
     if not database.isdecimal() or (kind is Topology.CLUSTER and int(database)):
         raise ConfigError("the database in TOC_REDIS_URL must be a whole number, and 0 in a cluster")
-    return Location(
-        kind,
-        addresses,
-        service,
-        int(database),
-        {"ssl_check_hostname": tls_options.get("ssl_cert_reqs") != "none"} | tls_options
-        if scheme == "rediss"
-        else None,
-        (unquote(username), unquote(password)),
-        sentinel_user,
-    )
+    user = unquote(username), unquote(password)
+    tls_options.setdefault("ssl_check_hostname", tls_options.get("ssl_cert_reqs") != "none")
+    tls = tls_options if scheme == "rediss" else None
+    return Location(kind, addresses, service, int(database), tls, user, sentinel_user)
 
 
 def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping
-from math import floor
+from contextlib import suppress
 
 from toc.index.keys import SlotKeys
 from toc.index.messages import first_due
@@ -192,11 +192,9 @@ class _Subscription:
 
 def _due_ms(data: bytes) -> int:
     """Return the instant (ms) in a message. A message without one means 0: look at the slot now."""
-    try:
-        due = first_due(data)
-    except ValueError:
-        due = None
-    return 0 if due is None else floor(due)
+    with suppress(ValueError):
+        return first_due(data) or 0
+    return 0
 
 
 def _send(wire: Wire, command: str, channels: list[bytes]) -> None:

@@ -153,18 +153,14 @@ class Wire:
         """Whether more has been received than read."""
         return self._reader.has_data()
 
-    def is_quiet(self) -> bool:
-        """Whether the connection can be reused: it is open, and nothing is left to read."""
+    def is_quiet(self, ping: float = 0) -> bool:
+        """Whether the connection can be reused: it is open, and nothing is left to read. With ``ping``, the
+        server must also answer one within so many seconds."""
         try:
-            return not self.has_reply()
-        except Disconnected:
-            return False
-
-    def answers_ping(self, seconds: float) -> bool:
-        """Whether the server answers within ``seconds``."""
-        try:
+            if not ping or self.has_reply():
+                return not self.has_reply()
             self.send([("PING",)])
-            return self.has_reply(seconds) and self.read() == b"PONG"
+            return self.has_reply(ping) and self.read() == b"PONG"
         except Disconnected:
             return False
 
@@ -174,11 +170,6 @@ class Wire:
         if not self._reader.has_data():
             return self.receive_within(seconds)
         return True
-
-    def arrives(self, seconds: float) -> bool:
-        """Whether there is something to receive within ``seconds``."""
-        decrypted = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()
-        return bool(decrypted) or readable(self._sock, max(seconds, 0))
 
     def receive(self) -> None:
         """Receive what has arrived; wait if nothing has. Raises Disconnected."""
@@ -193,7 +184,8 @@ class Wire:
     def receive_within(self, seconds: float) -> bool:
         """Receive what arrives within ``seconds``. Returns whether something has. Raises Disconnected."""
         if not self._kernel or seconds <= 0:
-            if not self.arrives(seconds):
+            decrypted = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()
+            if not decrypted and not readable(self._sock, max(seconds, 0)):
                 return False
             self.receive()
             return True

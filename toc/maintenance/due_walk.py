@@ -14,11 +14,11 @@ it costs the same with any number of rows; with more of them its rounds take lon
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from toc.maintenance.sweep import COMPLAIN_SECONDS
+from toc.maintenance.sweep import COMPLAIN_SECONDS, Mine
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
 from toc.model.due import FAR, NEAR, OTHERS, Counted, Part, listed, sums, write
@@ -68,9 +68,7 @@ class _Round:
 class DueWalk:
     """The loop over the tables of this worker, which ``tables`` returns."""
 
-    def __init__(
-        self, store: Store, catalog: TopicCatalog, clock: Clock, tables: Callable[[], frozenset[int]]
-    ) -> None:
+    def __init__(self, store: Store, catalog: TopicCatalog, clock: Clock, tables: Mine) -> None:
         self._store = store
         self._catalog = catalog
         self._clock = clock

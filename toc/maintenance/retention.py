@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, product
 
+from toc.maintenance.sweep import COMPLAIN_SECONDS, Mine
 from toc.model.bulk import KEPT_MS
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
@@ -56,7 +57,6 @@ OVERLAP_MS = 120_000
 """The next pass reads again what ended in this time: the clock by which a row was stamped may lag."""
 FORGET_SECONDS = 86_400.0
 """How often a pass begins again with the oldest rows."""
-COMPLAIN_SECONDS = 60.0
 RECORDS_SECONDS = 600.0
 """How often the audit and the requests are purged."""
 KEEP_REQUESTS_MS = 86_400_000
@@ -67,13 +67,7 @@ class Retention:
     the audit are kept."""
 
     def __init__(
-        self,
-        store: Store,
-        catalog: TopicCatalog,
-        clock: Clock,
-        tables: Callable[[], frozenset[int]],
-        *,
-        audit: float,
+        self, store: Store, catalog: TopicCatalog, clock: Clock, tables: Mine, *, audit: float
     ) -> None:
         self._store = store
         self._catalog = catalog

@@ -19,11 +19,11 @@ server of the task table has its own Scheduler, so that one that hangs holds up 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from toc.failpoint import failpoint
-from toc.maintenance.sweep import COMPLAIN_SECONDS, Sweep
+from toc.maintenance.sweep import COMPLAIN_SECONDS, Mine, Sweep
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import InvalidSchedule, SchemaBehind, StoreUnavailable
@@ -58,15 +58,13 @@ STUCK_MS = 30_000
 class Scheduler:
     """The schedules of this worker's tables of one server, which ``tables`` returns."""
 
-    def __init__(
-        self, store: Store, catalog: TopicCatalog, sweep: Sweep, tables: Callable[[], AbstractSet[int]]
-    ) -> None:
+    def __init__(self, store: Store, catalog: TopicCatalog, sweep: Sweep, tables: Mine) -> None:
         self._schedules = store.schedules
         self._catalog = catalog
         self._sweep = sweep
         self._clock: Clock = sweep.clock
         self._mine = tables
-        self._tables: AbstractSet[int] = frozenset()
+        self._tables: frozenset[int] = frozenset()
         self._ask_at = float("-inf")
         """When the tables are asked next (monotonic)."""
         self._agenda: dict[int, int] = {}

@@ -11,7 +11,7 @@ not id order: each pass covers its whole range.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -38,6 +38,8 @@ COMPLAIN_SECONDS = 60.0
 """How often the same trouble is logged."""
 
 
+Mine = Callable[[], frozenset[int]]
+"""Returns the tables that this worker serves now."""
 Over = Mapping[int, tuple[DueRow, Topic]]
 """Rows that may be over, with their topics."""
 

@@ -30,7 +30,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from toc.failpoint import failpoint
-from toc.maintenance.sweep import COMPLAIN_SECONDS, MAX_AHEAD_MS, Sweep, SweepCounts
+from toc.maintenance.sweep import COMPLAIN_SECONDS, MAX_AHEAD_MS, Mine, Sweep, SweepCounts
 from toc.model.clock import RateLimit
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
@@ -268,11 +268,7 @@ def restore_rounds(sweep: Sweep, tables: Sequence[int], *, where: str = "") -> d
 
 
 def sweep_all(
-    sweep: Sweep,
-    tables: Sequence[int],
-    *,
-    where: str = "",
-    progress: Callable[[float, SweepCounts], None] = lambda _part, _counts: None,
+    sweep: Sweep, tables: Sequence[int], *, where: str, progress: Callable[[float, SweepCounts], None]
 ) -> SweepCounts:
     """Restore these tables once without rests: pending rows, soonest first, then dead ones.
 
@@ -301,9 +297,7 @@ class Sweeper:
     back-pressure: whether more is due here than can start at once.
     """
 
-    def __init__(
-        self, sweep: Sweep, tables: Callable[[], frozenset[int]], backlogged: Callable[[], bool]
-    ) -> None:
+    def __init__(self, sweep: Sweep, tables: Mine, backlogged: Callable[[], bool]) -> None:
         self._sweep = sweep
         self._mine = tables
         self._backlogged = backlogged

@@ -148,9 +148,8 @@ class Mover:
             elif row.status == TaskStatus.DEAD:
                 moves.append(("restore_dead", slot, (row.job_id, row.next_time)))
             elif not verdict.beyond_horizon(topic, row.next_time, now):
-                moves.append(
-                    ("add", slot, (row.job_id, verdict.entry_score(topic, row.next_time, row.attempts)))
-                )
+                score = verdict.entry_score(topic, row.next_time, row.attempts)
+                moves.append(("add", slot, (row.job_id, score)))
         self.move(moves)
 
     def _run(self, moves: list[tuple[str, Slot, Any]]) -> None:
@@ -203,9 +202,8 @@ class HandOuts:
             else:  # its client has left, or it was paused meanwhile: nothing is charged
                 back.append(one.entry)
         items = _items(wanted, self._ttrs(wanted))
-        rows: Answers[PullRow] = Answers()
-        if items:
-            rows = self._store.pulls.hand_out(items, self._clock.now_ms())
+        now = self._clock.now_ms()
+        rows = self._store.pulls.hand_out(items, now) if items else Answers[PullRow]()
         failpoint("pull.handed-out")
         moves, unreadable = self._deliver(items, wanted, rows, handed)
         # before a consumer is told: what its answer means for the index comes after it

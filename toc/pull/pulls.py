@@ -47,7 +47,8 @@ HASTY_SECONDS = 1.5
 """How long a pull that does not wait may take to learn that nothing is due."""
 STOP_SECONDS = 5.0
 
-
+Leases = Iterable[str | PullLease]
+"""Their texts, as they were handed out, or what was read of these."""
 LEASE_BYTES = 100
 """Of a lease in a statement, about."""
 
@@ -252,7 +253,7 @@ class Pulls:
         pull.progress()
         self._waiting.loop.call_later(LAST_SECONDS, pull.end)
 
-    async def ack(self, leases: Iterable[str | PullLease]) -> list[AckOutcome | TocError]:
+    async def ack(self, leases: Leases) -> list[AckOutcome | TocError]:
         """Mark tasks as processed, also after their lease has ended. Returns what came of each, in order.
 
         Leases are texts as they were handed out, or read (``parse``). An error, such as InvalidLease,
@@ -262,12 +263,7 @@ class Pulls:
         return await self._ask(leases, "ack", None)
 
     async def nack(
-        self,
-        leases: Iterable[str | PullLease],
-        *,
-        delay: float | None = None,
-        dead: bool = False,
-        error: str = "",
+        self, leases: Leases, *, delay: float | None = None, dead: bool = False, error: str = ""
     ) -> list[LeaseOutcome | TocError]:
         """Give tasks back as failed, due again after ``delay`` seconds (default: the topic's backoff).
 
@@ -277,9 +273,7 @@ class Pulls:
         wish = NackWish(delay_ms, dead, error or "its consumer gave it back")
         return await self._ask(leases, "nack", wish)
 
-    async def extend(
-        self, leases: Iterable[str | PullLease], *, ttr: float
-    ) -> list[datetime | LeaseOutcome | TocError]:
+    async def extend(self, leases: Leases, *, ttr: float) -> list[datetime | LeaseOutcome | TocError]:
         """Let living leases last ``ttr`` seconds from now, never less than they do, and in all at most the
         topic's max_runtime since the hand-out.
 
@@ -312,10 +306,6 @@ class Pulls:
         """Return the lease of a text. Raises InvalidLease."""
         return PullLease.parse(text, self._secret)
 
-    def topic_of_type(self, biz_type: int) -> Topic | None:
-        """Return the topic that a lease is of, as this process knows the topics: for permissions."""
-        return self._catalog.known_type(biz_type)
-
     def close(self) -> None:
         """Answer all waiting pulls, with nothing. Later pulls are answered at once."""
         self._waiting.close_all()
@@ -344,9 +334,7 @@ class Pulls:
         topic = self._catalog.known().get(name)
         return await asyncio.to_thread(self._catalog.get, name) if topic is None else topic
 
-    async def _ask(
-        self, leases: Iterable[str | PullLease], verb: str, wish: NackWish | int | None
-    ) -> list[Any]:
+    async def _ask(self, leases: Leases, verb: str, wish: NackWish | int | None) -> list[Any]:
         self._start()
         results: list[Any] = list(leases)
         calls: dict[int, LeaseCall] = {}

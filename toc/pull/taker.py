@@ -17,7 +17,6 @@ import random
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from math import floor
 
 from toc.failpoint import failpoint
 from toc.index.messages import Prepared, PrepareRequest
@@ -123,11 +122,8 @@ class Taker:
         by_server = self._store.tables_of_server()
         self._tables = [*chain.from_iterable(by_server)]
         self._listener = self._queues.listener()
-        self._listens = watched_thread(
-            "pull-wake",
-            lambda: self._listener.run(self._woken),
-            lambda: True,  # it returns when it was told to, and only then
-        )
+        # It returns when it was told to, and only then.
+        self._listens = watched_thread("pull-wake", lambda: self._listener.run(self._woken), lambda: True)
         self.mover = Mover(center)
         """Stopped by its owner, after everything that may use it."""
         self._holdups = holdups
@@ -191,9 +187,7 @@ class Taker:
         requests: list[PrepareRequest] = []
         for name in names:
             topic, due_times = self._catalog.known().get(name), self._due_times.get(name)
-            if topic is None or due_times is None:
-                continue
-            if due_times.next_due() > now:
+            if topic is None or due_times is None or due_times.next_due() > now:
                 continue
             if not _served(topic):
                 for _, slot in due_times.take_due(now, len(due_times.due)):
@@ -263,8 +257,7 @@ class Taker:
             taken.setdefault(topic.name, []).extend(
                 Candidate(job_id, slot, fence, topic, result.redis_now_ms) for job_id, fence in result.entries
             )
-            if due_times is not None and result.next_due is not None:
-                at = _due(result.next_due)
+            if due_times is not None and (at := result.next_due) is not None:
                 # What is due by our clock, but not yet by Redis's, is not asked for all the time.
                 early = at <= now and at > result.redis_now_ms
                 due_times.note(slot, now + at - result.redis_now_ms if early else at)
@@ -360,7 +353,7 @@ class Taker:
                 until = self._clock.now_ms() + RETRY_MS
                 self._holdups.note(Cause.REDIS, slot, asked, until, str(peek))
             elif peek.next_due is not None:
-                self.note_due(slot, _due(peek.next_due))
+                self.note_due(slot, peek.next_due)
 
     def _read_rows(self, names: Sequence[str]) -> float:
         """Hand out due rows of these topics, as if Redis were not there: the row alone decides. Returns the
@@ -410,11 +403,6 @@ class Taker:
             return ROWS_ON_SECONDS
         following = next((row.next_time for row in rows if row.next_time > now), None)
         return ROWS_SECONDS if following is None else max(following / 1000 - self._clock.time(), 0.0)
-
-
-def _due(score: float) -> int:
-    """The due time (ms) of a score; never UNKNOWN."""
-    return floor(max(1.0, min(score, NEVER)))
 
 
 def _served(topic: Topic | None) -> bool:

@@ -88,7 +88,7 @@ class Changes:
                 return None
             slot = topic.slot(row.slot_crc, row.slot_amount)
             if beyond_horizon(topic, due, now):  # it waits in MySQL alone
-                return self._center.queues.cancel(slot, row.job_id)
+                return self.take_out([row]).get(row.job_id)
             return self._center.queues.reschedule(slot, row.job_id, entry_score(topic, due, 0))
         except TocError as exc:  # its topic may be impossible to look up, too
             log.warning("index_not_told", job_id=row.job_id, error=str(exc))
@@ -105,7 +105,7 @@ class Changes:
                 continue
             if topic is not None:
                 slots[row.job_id] = topic.slot(row.slot_crc, row.slot_amount)
-        replies = self._center.queues.cancel_many(slots)
+        replies = self._center.queues.cancel(slots)
         failed = [(one, reply) for one, reply in replies.items() if isinstance(reply, IndexUnavailable)]
         if failed:
             job_id, error = failed[0]

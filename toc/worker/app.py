@@ -90,19 +90,11 @@ def tell(center: TimeoutCenter, *, limited: bool = True) -> None:
     center.on_dead(tell_death)
 
 
-def check_topics(center: TimeoutCenter, *, all_of_them: bool = True) -> None:
-    """Require that the topic of every handler exists.
-
-    Without ``all_of_them`` one is enough, missing ones are logged, and topics that are already known are not
-    read again. Raises AppNotFound, UnknownTopic, Unavailable.
-    """
+def check_topics(center: TimeoutCenter) -> None:
+    """Require that the topic of every handler exists. Raises AppNotFound, UnknownTopic, Unavailable."""
     if not center.handlers:
         raise AppNotFound("the app registers no handler; decorate one with @center.handler('topic')")
-    known = (not all_of_them and center.catalog.known()) or center.catalog.refresh()
-    missing = sorted(set(center.handlers) - set(known))
-    if missing and not all_of_them and len(missing) < len(center.handlers):
-        log.error("topics_missing", topics=", ".join(missing))
-    elif missing:
+    if missing := sorted(set(center.handlers) - set(center.catalog.refresh())):
         raise UnknownTopic(
             f"the app handles {', '.join(missing)}, which the topic table does not have; `toc topic sync` "
             "creates them, or `toc topic create NAME --biz-type N --slots N` each"

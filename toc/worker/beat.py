@@ -81,13 +81,10 @@ class Beat:
     def _measure(self) -> list[str]:
         """Update the gauges. Returns the names of loops that hang."""
         self.worker.dispatcher.event_loop.look()
-        load = self.worker.dispatcher.load()
+        load, first, now_ms = self.worker.dispatcher.load(), self._first_due(), self.tools.clock.now_ms()
         for topic, (running, waiting) in load.items():
             metrics.HANDLERS.of(topic).set(running)
             metrics.WAITING.of(topic).set(waiting)
-        first = self._first_due()
-        now_ms = self.tools.clock.now_ms()
-        for topic in load:
             metrics.OVERDUE.of(topic).set(max(now_ms - first.get(topic, now_ms), 0) / 1000)
         metrics.UNWRITTEN.of().set(self.worker.finisher.unwritten)
         metrics.WITHOUT_REDIS.of().set(self.worker.rows.slots)

@@ -107,9 +107,8 @@ class Checker:
             read = self.tools.clock.monotonic()
             for entry in some:
                 entry.read = read
-            if job_ids:
-                server = self.tools.store.server_of(job_ids[0])
-                self.tools.late.slow(Cause.DATABASE, server, time.monotonic() - began, "reading rows")
+            server = self.tools.store.server_of(job_ids[0])
+            self.tools.late.slow(Cause.DATABASE, server, time.monotonic() - began, "reading rows")
             if not rows.unanswered:
                 self._read_seconds.observe_one(time.monotonic() - began)
             if self.tools.book.leaving:
@@ -151,11 +150,10 @@ class Checker:
             self.tools.early.put(soon)
         if expired:
             self.finisher.expire(self._written_soon(expired))
-        if not behind and skew > MAX_CLOCK_SKEW_MS and self._tells_behind():
-            # All waited for this clock before they were taken: they are late, and nothing else would say why.
+        if skew > MAX_CLOCK_SKEW_MS and self._tells_behind():
+            # Also if all waited for this clock before they were taken: nothing else would say why.
             log.error("clock_behind_redis", tasks=len(entries), milliseconds=skew)
         if behind:
-            log.error("clock_behind_redis", tasks=len(behind), milliseconds=behind[0].taken - now)
             # They are due by Redis's clock. They go back until the time, by that clock, at which
             # they are due by ours.
             self.finisher.give_back_until((e, e.taken + e.row.next_time - now) for e in behind)
@@ -210,18 +208,14 @@ class Checker:
         if not ready:
             return
         ready = self._written_soon(ready)
-        # A webhook is never a suspect: it runs nothing of the application.
-        alone = [
-            entry
-            for entry in ready
-            if entry.row.crashes
-            and entry.handler.delivery is Delivery.HANDLER
-            and is_suspect(entry.row, self.tools.max_crashes)
-        ]
-        if alone:
+        if alone := [entry for entry in ready if entry.row.crashes and self._is_suspect(entry)]:
             self.quarantine.admit(alone)
             ready = [entry for entry in ready if entry not in alone]
         self.dispatcher.put(ready)
+
+    def _is_suspect(self, entry: Entry) -> bool:
+        """Whether it may run only alone. A webhook never: it runs nothing of the application."""
+        return entry.handler.delivery is Delivery.HANDLER and is_suspect(entry.row, self.tools.max_crashes)
 
     def _written_soon(self, entries: list[Entry]) -> list[Entry]:
         """Those of the entries whose server keeps up with writing. Postpones the others."""

@@ -32,6 +32,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
 
 from toc.model.documents import parse_object
+from toc.model.fork import call_in_children
 from toc.model.topic import Slot
 
 BEAT_SECONDS = 1.0
@@ -57,8 +58,8 @@ class Suspect(NamedTuple):
 
 
 class ControlPipe:
-    """One end of the channel. Any thread may call ``send``; only the thread that waits on
-    ``fileno`` calls ``receive``."""
+    """One end of the channel, which a forked child does not hold. Any thread may call ``send``; only the
+    thread that waits on ``fileno`` calls ``receive``."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(True)
@@ -69,6 +70,7 @@ class ControlPipe:
         self._unsent = b""
         self.closed = False
         """Whether the other end is closed."""
+        call_in_children(self.close)
 
     def fileno(self) -> int:
         """The file descriptor, for selectors."""
@@ -107,16 +109,12 @@ class ControlPipe:
         if not data:
             self.closed = True
             return []
-        end, *others = data.split(b"\n")
-        self._buffer += end
-        if not others:
-            if len(self._buffer) > MAX_LINE_BYTES:
-                self._buffer.clear()
-                raise ValueError("a line without an end")
-            return []
-        lines = [bytes(self._buffer), *others[:-1]]
-        self._buffer = bytearray(others[-1])
-        return [_message(line) for line in lines]
+        self._buffer += data
+        *lines, self._buffer = self._buffer.split(b"\n")
+        if len(self._buffer) > MAX_LINE_BYTES:
+            self._buffer.clear()
+            raise ValueError("a line without an end")
+        return [_message(bytes(line)) for line in lines]
 
     def close(self) -> None:
         """Close this end."""
@@ -136,19 +134,6 @@ def _message(line: bytes) -> dict[str, Any]:
     return message
 
 
-def pack(slots: Iterable[Slot]) -> list[tuple[str, int]]:
-    """Return slots in the form that messages have."""
-    return [(slot.topic, slot.number) for slot in slots]
-
-
 def unpack(pairs: Iterable[Iterable[Any]]) -> set[Slot]:
     """Return the slots in a message. Raises ValueError if they are none."""
-    return {Slot(texts([topic]).pop(), int(number)) for topic, number in pairs}
-
-
-def texts(values: Iterable[Any]) -> set[str]:
-    """Return the texts in a message. Raises ValueError if they are none."""
-    found = list(values)
-    if not all(isinstance(each, str) for each in found):
-        raise ValueError("no texts")
-    return set(found)
+    return {Slot(str(topic), int(number)) for topic, number in pairs}

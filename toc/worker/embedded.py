@@ -9,7 +9,6 @@ back what has not started, and begins anew under another name.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import threading
@@ -60,10 +59,8 @@ class _Life(Child):
         ours, theirs = socket.socketpair()
         lost = sum(thread.name.startswith(HANDLERS[0]) for thread in threading.enumerate())
         super().__init__(ControlPipe(ours), replace(member, pid=os.getpid(), lost_threads=lost), 0)
-        name = self.worker_id
-        self._presence = Presence(name)
-        self._theirs = theirs
-        self.worker = Worker(center, name, ControlPipe(theirs), threads=threads, identity=identity)
+        self._presence = Presence(self.worker_id)
+        self.worker = Worker(center, self.worker_id, ControlPipe(theirs), threads=threads, identity=identity)
         threading.Thread(target=self._run, name="toc-worker", daemon=True).start()
 
     def _run(self) -> None:
@@ -72,8 +69,6 @@ class _Life(Child):
         except Exception as exc:
             log.critical("worker_failed", worker=self.worker_id, exc_info=exc)
         finally:
-            with contextlib.suppress(OSError):  # a child of the application may hold its descriptor
-                self._theirs.shutdown(socket.SHUT_WR)
             self.worker.close()
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import NamedTuple
 
@@ -89,10 +89,10 @@ class Entry:
 
     ``fence`` is the fencing token: this worker may move the entry only while its PrepareQueue score carries
     it. ``taken`` is Redis's time of the prepare in milliseconds. Monotonic times: ``held`` is from before the
-    take, ``kept`` the last heartbeat or LOST, ``started`` and ``ended`` those of the handler (0 and unset
-    before), ``read`` when its row was read (0: not yet). ``behind`` is how much this host's clock is behind
-    that of Redis (ms), if that delays it; ``crowd`` what kept it from starting sooner, if nothing else did.
-    ``delivered`` is what the receiver of a webhook answered, if it succeeded.
+    take, ``kept`` the last heartbeat (at first ``held``) or LOST, ``started`` and ``ended`` those of the
+    handler (0 before), ``read`` when its row was read (0: not yet). ``behind`` is how much this host's clock
+    is behind that of Redis (ms), if that delays it; ``crowd`` what kept it from starting sooner, if nothing
+    else did. ``delivered`` is what the receiver of a webhook answered, if it succeeded.
     """
 
     job_id: int
@@ -103,9 +103,9 @@ class Entry:
     taken: int
     held: float
     state: State = State.GONE
-    kept: float = field(init=False)
+    kept: float = 0.0
     started: float = 0.0
-    ended: float = field(init=False)
+    ended: float = 0.0
     row: TryRow = UNREAD
     """As the last row check read it."""
     lease: Lease = NO_LEASE
@@ -113,9 +113,6 @@ class Entry:
     behind: int = 0
     crowd: Crowd = ROOM
     delivered: Delivered | None = None
-
-    def __post_init__(self) -> None:
-        self.kept = self.held
 
     @property
     def checked(self) -> bool:

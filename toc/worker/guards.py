@@ -17,7 +17,7 @@ A copy must not do toc's work, or each waiting task would run twice. So it ends 
 call returns to toc in it (``copy_ended``), after ``sys.exit()`` with that exit code. Resque has
 done the same since jobs escaped there (https://github.com/resque/resque/pull/1470). If a coroutine
 made the copy, the event loop in the copy runs nothing else, and the copy ends when that coroutine
-awaits something. When a copy starts, it closes the channel and the socket of its name. It also
+awaits something. When a copy starts, the channel and the socket of its name are closed in it. It also
 restores Python's own signal handlers, because libraries end copies by SIGTERM.
 """
 
@@ -32,7 +32,6 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from toc.observe.log import get_logger
@@ -45,17 +44,13 @@ LAST_WORDS_SECONDS = 0.5
 
 _original_pid: int | None = None
 """The pid of the original; None: no copy is ended, as when parts of toc are used alone."""
-_own: list[Callable[[], None]] = []
-"""Functions with which a copy closes what only the original may hold: the channel to its daemon,
-and the name that proves it alive."""
 _loop: tuple[int, asyncio.AbstractEventLoop] | None = None
 """The thread that runs the handlers' event loop, and the loop."""
 
 
-def keep_apart(*close: Callable[[], None]) -> None:
-    """Do as ``end_copies``. Each copy calls ``close`` before."""
+def keep_apart() -> None:
+    """Do as ``end_copies``, in a process that has no other purpose than to run handlers."""
     end_copies()
-    _own.extend(close)
     os.register_at_fork(after_in_child=_begin)
 
 
@@ -99,8 +94,6 @@ def _begin() -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # libraries end their copies with it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    for close in _own:
-        close()
     if _loop is not None and _loop[0] == threading.get_ident():
         # When the coroutine that forked awaits something, the loop would continue with the others.
         loop: Any = _loop[1]

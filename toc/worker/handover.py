@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from toc.coordination.assignment import TABLES
 from toc.model.topic import Slot
-from toc.worker.control import pack
 
 if TYPE_CHECKING:
     from toc.worker.worker import Worker
@@ -60,7 +59,7 @@ class Handover:
         self.worker.withdraw(given)
         self._dropping |= dict.fromkeys(dropped, self.tools.clock.monotonic() + HAND_OVER_SECONDS)
         if rest := given - dropped:
-            self.tools.tell("dropped", slots=pack(rest))
+            self.tools.tell("dropped", slots=list(rest))
 
     def drop_all(self) -> None:
         """Take nothing more at all and put back what has not started: this process leaves. Sends no
@@ -83,7 +82,7 @@ class Handover:
             for slot in released:
                 del self._dropping[slot]
             if released:
-                self.tools.tell("dropped", slots=pack(released))
+                self.tools.tell("dropped", slots=released)
 
     def _claim(self) -> None:
         fresh = self.tools.book.claim_missing()

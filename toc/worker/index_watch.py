@@ -31,7 +31,7 @@ there any more, and runs everything from the rows until those workers are gone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -99,7 +99,7 @@ class IndexWatch:
         """Slots that are not whole: the run_id that answered, and since when that is known (monotonic)."""
         self._topics: frozenset[str] = frozenset()
         """The topics as of the last look."""
-        self._turns = SlotTurns()
+        self._turns = SlotTurns(PROBE_SECONDS)
         self._at_once = True
         """Whether to look at all slots now."""
         self._spread_at = float("-inf")
@@ -153,7 +153,7 @@ class IndexWatch:
         anew = self._at_once or (unseen and not self._unanswered)
         self._at_once = False
         period = min(max(LOOK_SECONDS, len(wanted) / LOOK_SLOTS), MAX_LOOK_SECONDS)
-        part = self._turns.part(wanted, now, period, PROBE_SECONDS, at_once=anew)
+        part = self._turns.part(wanted, now, period, at_once=anew)
         if anew or now >= self._spread_at:
             every = set(chain.from_iterable(topic.slots() for topic in self.tools.catalog.known().values()))
             every.update(wanted)
@@ -261,7 +261,7 @@ class IndexWatch:
         if before - self._full:
             log.info("index_has_room", nodes=len(before - self._full))
 
-    def _note_broken(self, found: Mapping[Slot, Generation | IndexUnavailable]) -> set[Slot]:
+    def _note_broken(self, found: BySlot[Generation]) -> set[Slot]:
         """Record slots with a key that toc did not write. Returns those that have none any more."""
         wanted, before = self.tools.book.wanted, self.broken
         errors = {slot: str(each) for slot, each in found.items() if isinstance(each, IndexBroken)}
@@ -274,12 +274,7 @@ class IndexWatch:
             log.info("slots_mended", slots=len(mended), slot=str(min(mended)))
         return mended
 
-    def _judge(
-        self,
-        found: Mapping[Slot, Generation | IndexUnavailable],
-        now: float,
-        mended: Collection[Slot] = (),
-    ) -> bool:
+    def _judge(self, found: BySlot[Generation], now: float, mended: Collection[Slot] = ()) -> bool:
         """Record the generations found. Returns whether data was lost that was not known to be lost.
 
         Data of mended slots is lost, whatever their generation says.
@@ -290,18 +285,16 @@ class IndexWatch:
         for slot, generation in found.items():
             if isinstance(generation, IndexUnavailable) or slot.topic not in self._topics:
                 continue  # the topic was deleted, and we are about to lose the slot
-            before = None if slot in mended else self._seen.get(slot)
-            self._seen[slot] = generation
+            before, self._seen[slot] = self._seen.get(slot), generation
             recorded, serving = generation
             whole = recorded == serving
-            changed = before is not None and (
-                before.serving != serving or (before.recorded == serving and not whole)
+            changed = slot in mended or (
+                before is not None
+                and (before.serving != serving or (before.recorded == serving and not whole))
             )
-            if whole and not changed and slot not in mended:
+            if whole and not changed:
                 self._missing.pop(slot, None)
-            elif (
-                changed or slot in mended or (slot in owned and self._missing.get(slot, ("",))[0] != serving)
-            ):
+            elif changed or (slot in owned and self._missing.get(slot, ("",))[0] != serving):
                 if slot in owned:
                     self._missing[slot] = (serving, now)
                 lost.append(slot)

@@ -89,9 +89,8 @@ class LateStarts(Holdups):
         begun = int((entry.started + wall) * 1000)
         if started - entry.behind > begun:
             spans.append(Span(Cause.TARGET, begun, started, "it waited for its turn at its target"))
-        return self.fill(
-            due, started, (server, entry.slot), spans, Span(entry.crowd[0], 0, 0, entry.crowd[1])
-        )
+        rest = Span(entry.crowd[0], 0, 0, entry.crowd[1])
+        return self.fill(due, started, (server, entry.slot), spans, rest)
 
     def _unowned(self, due: int, owned: int) -> Span:
         """Return the span until this worker got a slot."""

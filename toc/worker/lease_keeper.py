@@ -69,25 +69,10 @@ class LeaseKeeper:
             # They are still there if no other worker has taken them. One that has needs the lease, which the
             # finisher gives up before it moves the entry.
             self._finisher.give_back(refused)
-        held = self._tools.inflight.snapshot()
         # Ended tries that are not written yet count too: no other worker may begin them meanwhile.
-        due = [
-            entry
-            for entry in held
-            if (len(self._asked) == 1 or self._tools.store.server_of(entry.job_id) == number)
-            and entry.checked  # [rule: lease-of-held]
-            and (
-                now >= (entry.lease.ask_at or entry.held + LEASE_AFTER_SECONDS)
-                # It got the lease before it started, and runs on: its row says so.
-                or (
-                    entry.lease.until
-                    and not entry.lease.told
-                    and entry.started
-                    and now >= entry.started + LEASE_AFTER_SECONDS
-                )
-            )
-            and (entry.started or now < entry.lease.until or _in_time(entry, now))
-        ]
+        due = [entry for entry in self._tools.inflight.snapshot() if _asks(entry, now)]
+        if len(self._asked) > 1:
+            due = [entry for entry in due if self._tools.store.server_of(entry.job_id) == number]
         if due:
             self._complain(self.take(due))
         return TICK_SECONDS if len(self._tools.inflight) else IDLE_SECONDS
@@ -211,6 +196,18 @@ class LeaseKeeper:
                     entry.row = entry.row._replace(attempts=attempts, crashes=crashes, next_time=at, lease=0)
             self._finisher.give_back(entry for entry, _ in crashed)
         return start
+
+
+def _asks(entry: Entry, now: float) -> bool:
+    """Whether it is time for a lease of the entry, or for a longer one."""
+    lease = entry.lease
+    if not entry.checked or not (entry.started or now < lease.until or _in_time(entry, now)):
+        return False  # [rule: lease-of-held]
+    # One that got the lease before it started, and runs on: its row says so.
+    untold = lease.until and not lease.told and entry.started
+    return now >= (lease.ask_at or entry.held + LEASE_AFTER_SECONDS) or bool(
+        untold and now >= entry.started + LEASE_AFTER_SECONDS
+    )
 
 
 def _in_time(entry: Entry, now: float) -> bool:

@@ -23,7 +23,7 @@ from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
 from toc.observe.log import configure, detach
 from toc.sdk.client import apart
 from toc.worker import guards
-from toc.worker.app import NO_HANDLERS, check_topics, load_app, skip_breakpoints, tell
+from toc.worker.app import load_app, skip_breakpoints, tell
 from toc.worker.control import ControlPipe, known
 from toc.worker.run.wrapped import surrounded, tell_ready
 from toc.worker.worker import Worker
@@ -53,7 +53,7 @@ def main() -> None:
     detach()
     link = ControlPipe(socket.socket(fileno=arguments.link))
     guards.guard_descriptor(link.fileno())
-    guards.keep_apart(link.close, presence.close)
+    guards.keep_apart()
     first = known(arguments.known)
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc
@@ -63,8 +63,6 @@ def main() -> None:
         center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format)
         center.catalog.learn(map(Topic.of, first["topics"]))
-        if arguments.app != NO_HANDLERS:
-            check_topics(center, all_of_them=False)  # the daemon has checked all of them
         if (tracing := center.tracing) is not None:
             center.handlers = {
                 topic: surrounded(handler, tracing.trying, tracing.trying_many)

@@ -40,8 +40,8 @@ from toc.worker.tools import Tools
 
 BATCH = 200
 """Most suspects that are put off together."""
-SOONEST_MS, EACH_MS, FARTHEST_MS = 5000, 100, 300_000
-"""To when suspects are put off (ms ahead): the first, each further one, and the last; more come at random."""
+PUT_OFF_MS = 5_000, 60_000
+"""How long suspects are put off (ms), at random: then they are named again."""
 UNSEEN_MS = 5000
 """When to run a task again if nobody saw the end of its run alone; doubled each time."""
 MAX_UNSEEN = 5
@@ -63,8 +63,6 @@ class Quarantine:
 
     def __post_init__(self) -> None:
         self._admitted: deque[Entry] = deque()
-        self._turn = 0
-        """The latest time to which one was put off (ms)."""
         self.loop = Loop("quarantine", self.run_once)
 
     def admit(self, entries: Sequence[Entry]) -> None:
@@ -81,7 +79,7 @@ class Quarantine:
         if not entries:
             return IDLE_SECONDS
         now = self.tools.clock.now_ms()
-        rows = {entry: entry.row._replace(next_time=self._next_turn(now)) for entry in entries}
+        rows = {entry: entry.row._replace(next_time=now + random.randint(*PUT_OFF_MS)) for entry in entries}  # noqa: S311 - spreads, guards nothing
         guards = self.tools.store.fail([_change(entry.row, row) for entry, row in rows.items()])
         tell_unwritten(guards.unanswered)
         lost = [entry for entry in entries if guards.get(entry.job_id) is Guard.LOST]
@@ -93,13 +91,6 @@ class Quarantine:
         named = [_suspect(entry.row, entry.slot) for entry in back if entry.job_id in guards]
         self.tools.tell("suspects", suspects=named)
         return 0.0
-
-    def _next_turn(self, now: int) -> int:
-        turn = max(self._turn + EACH_MS, now + SOONEST_MS)
-        if turn - now > FARTHEST_MS:
-            return now + random.randint(FARTHEST_MS // 2, FARTHEST_MS)  # noqa: S311 - spreads, guards nothing
-        self._turn = turn
-        return turn
 
 
 @dataclass(eq=False)

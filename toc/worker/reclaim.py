@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -25,7 +25,7 @@ from toc.observe.metrics import ORPHANS, TRIES
 from toc.store.servers.shards import Answers, Trouble
 from toc.store.tasks.batch import Guard
 from toc.worker.settle.moves import mark_begun, tell_crashed
-from toc.worker.slots import OwnedSlot, SlotTurns, instant_of
+from toc.worker.slots import OwnedSlot, SlotTurns
 from toc.worker.tools import Tools
 
 log = get_logger(__name__)
@@ -68,7 +68,7 @@ class Reclaimer:
     tools: Tools
 
     def __post_init__(self) -> None:
-        self._turns = SlotTurns()
+        self._turns = SlotTurns(TICK_SECONDS, PEEK_SLOTS)
         self._at_once = True
         """Whether to peek at all slots now."""
         self._to_reclaim: set[Slot] = set()
@@ -89,9 +89,7 @@ class Reclaimer:
         now = self.tools.clock.monotonic()
         at_once, self._at_once = self._at_once, False
         owned = self.tools.book.owned  # not before: slots are claimed first, then look_now is called
-        if slots := self._turns.part(
-            owned, now, PEEK_SECONDS, TICK_SECONDS, least=PEEK_SLOTS, at_once=at_once
-        ):
+        if slots := self._turns.part(owned, now, PEEK_SECONDS, at_once=at_once):
             self._peek(slots)
         if self._to_reclaim:
             self._reclaim()
@@ -113,7 +111,7 @@ class Reclaimer:
             one.buried = peek.dead
             one.empty_since = None if peek.prepared else now if one.empty_since is None else one.empty_since
             if peek.next_due is not None:
-                self.tools.inbox.look_at(slot, instant_of(peek.next_due))
+                self.tools.inbox.look_at(slot, peek.next_due)
             # While others have claim numbers there, newer entries of ours may hide those that they
             # left.
             if peek.prepared > held[slot] or (peek.prepared and one.others):
@@ -197,7 +195,7 @@ class Reclaimer:
         log.warning("reclaimed", slots=len(found), tasks=tasks)
         return unknown
 
-    def _move(self, left: Iterable[_Left], guards: Mapping[int, Guard], now: int) -> int:
+    def _move(self, left: Collection[_Left], guards: Mapping[int, Guard], now: int) -> int:
         """Move entries to where their rows say. Returns how many were put back.
 
         The whole score is the fencing token: it holds unless a heartbeat came since the entry was listed. A
@@ -207,13 +205,10 @@ class Reclaimer:
         commits: defaultdict[Slot, list[tuple[int, float]]] = defaultdict(list)
         backs: defaultdict[Slot, list[tuple[int, float, float]]] = defaultdict(list)
         buries: defaultdict[Slot, list[tuple[int, float, int]]] = defaultdict(list)
-        orphans: set[int] = set()
         for slot, topic, job_id, score, row, crash in left:
             place = belongs(row)
             if row is None or place is Place.NOWHERE:
                 commits[slot].append((job_id, score))
-                if row is None:
-                    orphans.add(job_id)
             elif place is Place.DEAD_QUEUE:
                 buries[slot].append((job_id, score, now))
             elif crash is None:
@@ -223,12 +218,9 @@ class Reclaimer:
                 TRIES.of(topic.name, "crashed").add()
                 target = entry_score(topic, crash.next_time, crash.new_attempts)
                 backs[slot].append((job_id, score, target))
-        if commits:
-            self._drop(commits, orphans)
-        if backs:
-            self.tools.queues.rollback(backs)
-        if buries:
-            self.tools.queues.bury(buries)
+        self._drop(commits, {one.job_id for one in left if one.row is None})
+        self.tools.queues.rollback(backs)
+        self.tools.queues.bury(buries)
         return sum(map(len, backs.values()))
 
     def _drop(self, entries: Mapping[Slot, list[tuple[int, float]]], orphans: Collection[int]) -> None:

@@ -19,11 +19,6 @@ NEVER = 2**62
 """The due time of a slot in which nothing is known to be due."""
 
 
-def instant_of(score: float) -> int:
-    """The due time (ms) in a StoreQueue score, also in a foreign one (infinite, say)."""
-    return int(max(0, min(score, NEVER)))
-
-
 @dataclass(eq=False, slots=True)
 class OwnedSlot:
     """A slot that this worker owns."""
@@ -46,31 +41,23 @@ class OwnedSlot:
 
 
 class SlotTurns:
-    """Slots in turn: a part of them at a time, so that each has its turn once in a period."""
+    """Slots in turn: a part of them every ``pace`` seconds, ``least`` or more, so that each has its turn once
+    in a period."""
 
-    def __init__(self) -> None:
+    def __init__(self, pace: float, least: int = 0) -> None:
+        self._pace, self._least = pace, least
         self._left: deque[Slot] = deque()
         """Those that have not had their turn in this round."""
         self._began = float("-inf")
 
-    def part(
-        self,
-        slots: Collection[Slot],
-        now: float,
-        period: float,
-        pace: float,
-        *,
-        least: int = 0,
-        at_once: bool,
-    ) -> list[Slot]:
-        """Return the next ones, ``least`` or more. Call it every ``pace`` seconds; ``at_once``: all of them,
-        which begins a new round."""
+    def part(self, slots: Collection[Slot], now: float, period: float, *, at_once: bool) -> list[Slot]:
+        """Return the next ones; ``at_once``: all of them, which begins a new round."""
         if at_once:
             self._left.clear()
         if not self._left and (at_once or now - self._began >= period):
             self._began = now
             self._left.extend(slots)
-        count = len(slots) if at_once else max(least, ceil(len(slots) * pace / period))
+        count = len(slots) if at_once else max(self._least, ceil(len(slots) * self._pace / period))
         part = [self._left.popleft() for _ in range(min(count, len(self._left)))]
         return [slot for slot in part if slot in slots]
 

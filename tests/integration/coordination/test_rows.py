@@ -47,7 +47,8 @@ class Daemon(Driven):
         self.line: Any = Line(table)
         self.clock = PushedClock()
         self.member = member
-        super().__init__(RowsCoordinator(self.line, host=host, timeout=timeout, clock=self.clock), host)
+        more: dict[str, Any] = {"clock": self.clock, "on_change": lambda: None}
+        super().__init__(RowsCoordinator(self.line, host=host, timeout=timeout, **more), host)
         self.coordinator.start()
         self.coordinator.set_topics(TOPICS)
         for number in range(workers):

@@ -91,7 +91,7 @@ def test_an_index_that_must_not_be_used_is_sent_nothing(queues: Queues, server: 
     assert isinstance(refused, IndexUnavailable)
     assert "it belongs to others" in str(refused)
     with pytest.raises(IndexUnavailable, match="others"):
-        queues.cancel(SLOT, 1)
+        queues.reschedule(SLOT, 1, 1.0)
     assert server.call("ZCARD", "order.close_3") == 1
     queues.refuse(None)
     peek = queues.peek([SLOT])[SLOT]

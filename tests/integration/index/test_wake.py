@@ -155,7 +155,8 @@ def test_a_message_that_is_no_instant_means_look_now(
     assert ear.next() == MISSED
     assert server.call("PUBLISH", queues.keys(SLOT).channel, text) == 1
     queues.add({SLOT: [(1, 100.0)]})
-    assert [ear.next(), ear.next()] == [(SLOT, 0), (SLOT, 100)]
+    assert ear.next() in ((SLOT, 0), (SLOT, 1))
+    assert ear.next() == (SLOT, 100)
 
 
 def test_each_node_is_heard_on_a_connection_of_its_own(clean_cluster: RedisCluster, listen: Listen) -> None:

@@ -172,7 +172,8 @@ def test_what_is_taken_anew_while_it_is_adopted_is_checked_once_its_server_answe
         meanwhile(patch, worker.queues, "extend", moved_back, worker.take)
         worker.adopt()
     for job_ids, take in asked:
-        take(job_ids, worker.store.read_tries(job_ids))
+        if job_ids:
+            take(job_ids, worker.store.read_tries(job_ids))
     assert worker.dispatcher.load()[SLOT.topic] == (0, 1)
     worker.start_and_wait()
     worker.end_well(job_id)

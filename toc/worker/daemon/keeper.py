@@ -20,7 +20,7 @@ from toc.coordination.assignment import Member
 from toc.loop import Bell
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
-from toc.worker.control import texts, unpack
+from toc.worker.control import unpack
 from toc.worker.daemon.processes import Child
 from toc.worker.daemon.slots import WorkerSlots
 
@@ -44,18 +44,15 @@ class Keeper(ABC, Generic[C]):
     """Keeps ``workers`` workers of a center running, by these settings. ``serves`` are the deliveries of the
     topics that they serve; ``metrics`` is the host:port of their metrics."""
 
+    _metrics: str | None = None
+    """The host:port of its metrics."""
+
     def __init__(
-        self,
-        center: TimeoutCenter,
-        settings: Settings,
-        *,
-        workers: int,
-        serves: frozenset[str],
-        metrics: str | None = None,
+        self, center: TimeoutCenter, settings: Settings, *, workers: int, serves: frozenset[str]
     ) -> None:
         self.center = center
         self.settings = settings
-        self._serves, self._metrics = serves, metrics
+        self._serves = serves
         self.bell = Bell()
         """Has it look again now. Any thread may ring."""
         self._selector = selectors.DefaultSelector()
@@ -155,20 +152,20 @@ class Keeper(ABC, Generic[C]):
         if kind == "beat":
             child.stuck = message["stuck"]
             if child.stuck:
-                self._kill(child, f"hanging: {', '.join(texts(child.stuck))}")
+                self._kill(child, f"hanging: {', '.join(map(str, child.stuck))}")
             before = child.card
-            child.card = replace(before, out_of_reach=frozenset(texts(message.get("out_of_reach", ()))))
+            child.card = replace(before, out_of_reach=frozenset(map(str, message.get("out_of_reach", ()))))
             if child.member and child.card != before:
                 self._slots.coordinator.join(child.card)
         elif kind == "ready":
             self._loaded = True
-            keys = frozenset(texts(message.get("keys", ())))
+            keys = frozenset(map(str, message.get("keys", ())))
             child.card = replace(
                 child.card, version=message["version"], protocol=message["protocol"], keys=keys
             )
             log.info("worker_ready", worker=child.worker_id, pid=child.pid)
         elif kind == "met":
-            self._slots.meet(texts(message["workers"]))
+            self._slots.meet(map(str, message["workers"]))
         elif kind == "dropped":
             self._slots.dropped(child, unpack(message["slots"]))
         elif kind == "leaving":

@@ -16,11 +16,11 @@ from toc.coordination.presence import LocalNames
 from toc.coordination.rows import Members, RowsCoordinator
 from toc.loop import Loop
 from toc.model.catalog import REFRESH_SECONDS
+from toc.model.clock import Clock
 from toc.model.errors import TocError
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
-from toc.worker.control import pack
 from toc.worker.daemon.processes import Child
 
 log = get_logger(__name__)
@@ -185,7 +185,7 @@ class WorkerSlots:
         drop = child.held - want - child.dropping
         if drop:
             child.dropping |= drop
-            child.link.send("drop", slots=pack(drop))
+            child.link.send("drop", slots=list(drop))
         missing = want - child.held
         if missing:
             granted = self.coordinator.claim(child.worker_id, missing)
@@ -193,7 +193,7 @@ class WorkerSlots:
                 child.held |= granted
                 child.link.send("dead", workers=sorted(self.dead))
                 self._tell_sure(child)
-                child.link.send("take", slots=pack(granted))
+                child.link.send("take", slots=list(granted))
             self.missing |= missing - granted
             self.incomplete |= len(granted) < len(missing)
 
@@ -202,7 +202,7 @@ def _coordinator(settings: Settings, members: Members, on_change: Callable[[], N
     """Return the coordinator of these settings, which is not connected yet."""
     if not settings.zookeeper:
         return RowsCoordinator(
-            members, host=settings.host, timeout=settings.session_timeout, on_change=on_change
+            members, host=settings.host, timeout=settings.session_timeout, clock=Clock(), on_change=on_change
         )
     from toc.coordination.zookeeper import ZooKeeperCoordinator  # its client is an extra
 

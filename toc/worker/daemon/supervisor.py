@@ -45,8 +45,6 @@ KILL_AFTER_SECONDS = 10.0
 """How long after the shutdown deadline a worker process is killed."""
 
 
-LINGER_SECONDS = 2.0
-"""How long the process waits for the next suspect."""
 AGAIN_SECONDS = 10.0
 """Pause before the process is started again if it has run nothing: no memory, or the app does not load."""
 
@@ -64,15 +62,13 @@ class Alone:
         """Whether the run of it is counted."""
         self._runs = 0
         """How many runs have begun in the present process."""
-        self._free_since = 0.0
         self._start_at = 0.0
 
     def add(self, suspects: Iterable[Suspect]) -> None:
         """Note suspects that a worker has named."""
         for one in suspects:
-            known = one.job_id in self._line or (self._passed and self._passed.job_id == one.job_id)
-            if not known:
-                self._line[one.job_id] = one, ""
+            if not (self._passed and self._passed.job_id == one.job_id):
+                self._line.setdefault(one.job_id, (one, ""))
 
     def starts(self) -> bool:
         """Whether to start the process now. Call it while there is none."""
@@ -92,25 +88,23 @@ class Alone:
         return suspect, how
 
     def idle(self) -> bool:
-        """Whether the process has had nothing to run for LINGER_SECONDS."""
-        return self._passed is None and self._monotonic() - self._free_since > LINGER_SECONDS
+        """Whether the process has nothing to run."""
+        return self._passed is None
 
     def begun(self, crashes: int) -> None:
         """Note that the run is counted on the row, which now has so many ``crashes``.
 
         It is logged here: the process may not live to write its own line.
         """
-        if self._passed is not None:
-            job_id, slot, *_ = self._passed
-            log.warning("task_quarantined", job_id=job_id, topic=slot.topic, crashes=self._passed.crashes)
-            self._passed, self._begun = self._passed._replace(crashes=crashes), True
+        if (run := self._passed) is not None:
+            log.warning("task_quarantined", job_id=run.job_id, topic=run.slot.topic, crashes=run.crashes)
+            self._passed, self._begun = run._replace(crashes=crashes), True
             self._runs += 1
 
     def ran(self) -> None:
         """Note that the process has nothing to run any more."""
         self._passed = None
         self._start_at = 0.0
-        self._free_since = self._monotonic()
 
     def ended(self, how: str, *, by_task: bool) -> None:
         """Note that the process has ended. ``by_task``: it died, and nothing but its task can be the cause.
@@ -130,36 +124,30 @@ class Daemon(Keeper[WorkerProcess]):
 
     def __init__(
         self,
-        app: str,
         center: TimeoutCenter,
         settings: Settings,
-        beside: SideProcesses | None,
+        beside: SideProcesses,
+        command: list[str],
         *,
         webhooks: bool,
-        tell: bool,
     ) -> None:
         self.monitor = Monitor(center, settings)
-        self.beside = beside or SideProcesses("", 0, ())
+        self.beside = beside
         self._processes = settings.processes + self.beside.processes
         """How many processes there should be: the workers, and after them the processes of
         ``beside``."""
-        served = {
-            Delivery.HANDLER.value,
-            *self.beside.deliveries,
-            *([Delivery.WEBHOOK.value] if webhooks else ()),
-        }
-        address = self.monitor.address
-        super().__init__(center, settings, workers=self._processes, serves=frozenset(served), metrics=address)
-        self._command = [sys.executable, "-m", "toc.worker.process", "--app", app]
+        serves = self.beside.deliveries | {Delivery.HANDLER.value}
+        serves |= {Delivery.WEBHOOK.value} if webhooks else set()
+        super().__init__(center, settings, workers=self._processes, serves=serves)
+        self._metrics = self.monitor.address
+        self._command = command
         self._options = ["--webhooks"] if webhooks else []
-        self._told = ["--tell"] if tell else []
         identity = center.store.identity
         # The processes get these from us, because the server may be away when they start.
         self._known = {"identity": identity.get(), "lease_secret": identity.lease_secret().hex()}
         self._reported_at = float("-inf")
         self._alone = Alone(Clock())
         self._signals = 0
-        self._forced = False
         self._exit_code = 0
 
     def run(self) -> int:
@@ -264,7 +252,7 @@ class Daemon(Keeper[WorkerProcess]):
     def _spawn(self, index: int) -> None:
         number, alone = index - self.settings.processes, index == self._alone_index
         threads = "1" if alone else str(self.settings.threads)
-        command = [*self._command, "--threads", threads, *self._told]
+        command = [*self._command, "--threads", threads]
         inherited: tuple[int, ...] = ()
         if alone:
             name = "alone"
@@ -272,11 +260,8 @@ class Daemon(Keeper[WorkerProcess]):
             name = str(index)
             command += self._options
         else:
-            name, command, inherited = (
-                f"{self.beside.name}{number}",
-                [*self.beside.command],
-                self.beside.descriptors,
-            )
+            name, command = f"{self.beside.name}{number}", [*self.beside.command]
+            inherited = self.beside.descriptors
         worker_id = self._slots.name(f"{self.settings.host}-{name}")
         try:
             with self.monitor.board(worker_id) as board:
@@ -345,8 +330,8 @@ class Daemon(Keeper[WorkerProcess]):
         now = time.monotonic()
         if self._signals and self._stop_at is None:
             self._stop()
-        if self._signals > 1 and not self._forced:
-            self._forced = True
+        if self._signals > 1:
+            self._signals = 1
             log.warning("stop_forced")
             for child in self._children.values():
                 child.link.send("force")
@@ -378,12 +363,7 @@ class Daemon(Keeper[WorkerProcess]):
 
 
 def run_daemon(
-    app: str,
-    settings: Settings,
-    beside: SideProcesses | None = None,
-    *,
-    webhooks: bool = False,
-    tell: bool = False,
+    app: str, settings: Settings, beside: SideProcesses | None, *, webhooks: bool = False, tell: bool = False
 ) -> int:
     """Run the daemon for ``app`` until it is told to stop. Returns the exit code.
 
@@ -404,7 +384,8 @@ def run_daemon(
         check_servers(center, handlers=app != NO_HANDLERS)
         if webhooks and not settings.secret_key:
             log.warning("webhooks_without_key")
-        daemon = Daemon(app, center, settings, beside, webhooks=webhooks, tell=tell)
+        command = [sys.executable, "-m", "toc.worker.process", "--app", app, *(["--tell"] if tell else [])]
+        daemon = Daemon(center, settings, beside or SideProcesses("", 0, ()), command, webhooks=webhooks)
         watch_threads()
         return daemon.run()
     finally:

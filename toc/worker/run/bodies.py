@@ -138,13 +138,11 @@ class BodyReader:
         # This thread must not wait, so a thread of the store does this. That thread must not wait
         # for other threads of the store, as a call to several servers would: so one call for each
         # server.
-        for number in range(len(self.loops)):
-            lost, late = (
-                [entry for entry in part if self._tools.store.server_of(entry.job_id) == number]
-                for part in (gone, unread)
-            )
-            if lost or late:
-                self._tools.store.run_detached(partial(self._give_up, lost, late))
+        server_of = self._tools.store.server_of
+        for number in {server_of(entry.job_id) for entry in (*gone, *unread)}:
+            lost = [entry for entry in gone if server_of(entry.job_id) == number]
+            late = [entry for entry in unread if server_of(entry.job_id) == number]
+            self._tools.store.run_detached(partial(self._give_up, lost, late))
         return ready, bodies
 
     def _give_up(self, gone: Iterable[Entry], unread: Iterable[Entry]) -> None:

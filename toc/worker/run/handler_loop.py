@@ -204,11 +204,8 @@ class HandlerLoop:
         crowd = line.crowd(line.most_running(), self._calls.concurrency(topic))
         if line.waiting_remotely is not None and line.running >= AHEAD // 2:
             return Cause.TARGET, f"{line.running} requests run or wait for targets"
-        if (
-            crowd[0] is Cause.CONCURRENCY
-            or line.taken < self._limit
-            or line.seconds < handler_calls.LONG_SECONDS
-        ):
+        full = line.taken >= self._limit and line.seconds >= handler_calls.LONG_SECONDS
+        if crowd[0] is Cause.CONCURRENCY or not full:
             return crowd
         return Cause.THREADS, f"{line.taken} of {self._limit} coroutines, {line.seconds:.2g} s each"
 

@@ -51,9 +51,6 @@ FLUSH_LIMIT = 2000
 """Most tries that one flush writes."""
 SLOW_ROWS = 1000
 """Outcomes a second. A flush that writes fewer may hold up tasks."""
-MAX_QUEUED = 200
-"""Moves that wait for a flush. Threads that ask for more make them themselves and take nothing meanwhile,
-because a flush may hang as long as its server does."""
 
 EndedTry = tuple[Entry, Raised | None]
 """A try that has ended: None for success, else what the handler raised. Or EXPIRED: no try was started."""
@@ -94,25 +91,16 @@ class Flusher:
         self.loop.wake()
 
     def move_soon(self, moves: Sequence[Move]) -> None:
-        """Make these moves with the next flush, or at once, on the caller's thread, if many wait
-        for the flush.
-
-        Moves for which leases must be given up first always wait for the flush, because the caller
-        would wait for the database. They are few.
-        """
-        if len(self._moves) < MAX_QUEUED or any(move.entry.lease.possible for move in moves):
-            self._moves += moves
-            self.loop.wake()
-        else:
-            self.move_now(moves)
+        """Make these moves with the next flush."""
+        self._moves += moves
+        self.loop.wake()
 
     def move_now(self, moves: Sequence[Move]) -> None:
         """Make these moves on the caller's thread. Those that fail are made with the next flush."""
         self._begin()
         try:
             if failed := self.mover.make(moves):
-                self._moves += failed
-                self.loop.wake()
+                self.move_soon(failed)
         finally:
             self._end()
 
@@ -207,9 +195,10 @@ class Flusher:
             job_id = entry.job_id
             if error is None:
                 moves.append(self._succeeded(entry, cases[job_id], rows))
+            elif guards[job_id] is Guard.APPLIED:
+                moves.append(self._failed(entry, error, ends[job_id], now))
             else:
-                applied = guards[job_id] is Guard.APPLIED
-                moves.append(self._failed(entry, error, ends[job_id], now, rows, applied=applied))
+                moves.append(self._overtaken(entry, error, rows.get(job_id), now))
         took = self.tools.clock.monotonic() - began
         if took > len(batch) / SLOW_ROWS:
             self.tools.late.slow(Cause.DATABASE, self.server, took, "writing results")
@@ -268,31 +257,24 @@ class Flusher:
         self._outcomes[entry.topic.name, "processed" if case is Finish.DONE else outcome] += 1
         return move_by_row(entry, rows.get(entry.job_id)) if case in MOVED_ON else Move(entry, Place.NOWHERE)
 
-    def _failed(
-        self,
-        entry: Entry,
-        error: Raised,
-        end: Outcome,
-        now: int,
-        rows: Mapping[int, TryRow],
-        *,
-        applied: bool,
-    ) -> Move:
-        """Count and log a try that failed at ``now`` (ms). ``applied``: its change was written."""
-        failure, topic = end.failure, entry.topic.name
-        if applied and end.dead and failure.expired:
-            EXPIRED_TASKS.of(topic).add()
-            log.info("task_expired", job_id=entry.job_id, topic=topic, started=failure.started)
-        if error.expired and applied:
-            if failure.started:
-                self.tools.died(entry.job_id, "it has expired")
-            return Move(entry, Place.DEAD_QUEUE if failure.started else Place.NOWHERE)
+    def _overtaken(self, entry: Entry, error: Raised, row: TryRow | None, now: int) -> Move:
+        """Count a try that failed, and of which nothing was written: its ``row`` has changed."""
         if error.expired:
             # The row is checked again once Redis's clock has reached this host's, which may be ahead.
             return Move(entry, Place.STORE_QUEUE, entry.row_score(now))
-        if not applied:
-            self._outcomes[topic, "overtaken"] += 1
-            return move_by_row(entry, rows.get(entry.job_id))
+        self._outcomes[entry.topic.name, "overtaken"] += 1
+        return move_by_row(entry, row)
+
+    def _failed(self, entry: Entry, error: Raised, end: Outcome, now: int) -> Move:
+        """Count and log a try that failed at ``now`` (ms)."""
+        failure, topic = end.failure, entry.topic.name
+        if end.dead and failure.expired:
+            EXPIRED_TASKS.of(topic).add()
+            log.info("task_expired", job_id=entry.job_id, topic=topic, started=failure.started)
+        if error.expired:
+            if failure.started:
+                self.tools.died(entry.job_id, "it has expired")
+            return Move(entry, Place.DEAD_QUEUE if failure.started else Place.NOWHERE)
         if end.dead:
             self._outcomes[topic, "dead"] += 1
             log.warning("task_dead", attempts=failure.new_attempts, **_about(entry, error))
@@ -407,8 +389,7 @@ class Finisher:
         return {topic: since for topic, (since, _) in list(self._away.items())}
 
     def _move(self, moves: Iterable[Move], *, now: bool = False) -> None:
-        """Make these moves with the next flush, unless many wait for it; or ``now``, on the caller's
-        thread."""
+        """Make these moves with the next flush; or ``now``, on the caller's thread."""
         by_flusher: dict[Flusher, list[Move]] = {}
         for move in moves:
             by_flusher.setdefault(self._of(move.entry), []).append(move)

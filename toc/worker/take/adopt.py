@@ -76,7 +76,7 @@ class Adopter:
         handler = self.tools.handlers[topic.name]
         held: list[Entry] = []
         for job_id, fence in entries:
-            entry = Entry(job_id, slot, fence, topic, handler, taken, kept)
+            entry = Entry(job_id, slot, fence, topic, handler, taken, held=kept, kept=kept)
             what = self.tools.inflight.hold(entry)
             if what is Held.NEW:
                 held.append(entry)
@@ -105,7 +105,7 @@ class Adopter:
         for _, slot, claim in due:
             claims.setdefault(slot, set()).add(claim)
         if claims:
-            self._adopt(self._find(claims))
+            self._adopt(claims)
         with self._lock:
             first = min([at for at, *_ in self._looks], default=now + IDLE_SECONDS)
         return max(first - self.tools.clock.monotonic(), 0.0)
@@ -115,31 +115,24 @@ class Adopter:
             self._looks.append((self.tools.clock.monotonic() + seconds, slot, claim))
         self.loop.wake()
 
-    def _find(self, claims: Mapping[Slot, set[int]]) -> dict[Slot, dict[int, float]]:
-        """Return what is prepared under these claim numbers: slot -> job_id -> fence."""
-        found: dict[Slot, dict[int, float]] = {}
-        results = self.tools.queues.expired(
-            [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
-        )
-        for slot, result in results.items():
-            if isinstance(result, IndexUnavailable):
-                for claim in claims[slot]:
-                    self._look_in(RETRY_SECONDS, slot, claim)
-            else:
-                found[slot] = {job_id: fence_of(score) for job_id, score in result}
-        return found
+    def _look_again(self, slot: Slot, claims: Mapping[Slot, set[int]]) -> None:
+        for claim in claims[slot]:
+            self._look_in(RETRY_SECONDS, slot, claim)
 
-    def _adopt(self, found: Mapping[Slot, Mapping[int, float]]) -> None:
-        """Hold the entries that nobody holds and that are still prepared. Then check them or give
-        them back.
+    def _adopt(self, claims: Mapping[Slot, set[int]]) -> None:
+        """Hold the entries under these claim numbers that nobody holds and that are still prepared. Then
+        check them or give them back.
 
         Each gets a heartbeat first, since it may be old.
         """
-        now, kept = self.tools.clock.now_ms(), self.tools.clock.monotonic()
+        now, kept, held_now = self.tools.clock.now_ms(), self.tools.clock.monotonic(), self.tools.inflight.get
+        wanted = [ExpiredRequest(slot, NO_TIMEOUT, sorted(numbers)) for slot, numbers in claims.items()]
         held: dict[Slot, list[Entry]] = {}
-        for slot, fences in found.items():
-            held_now = self.tools.inflight.get
-            free = [(job_id, fence) for job_id, fence in fences.items() if held_now(job_id) is None]
+        for slot, result in self.tools.queues.expired(wanted).items():
+            if isinstance(result, IndexUnavailable):
+                self._look_again(slot, claims)
+                continue
+            free = [(job_id, fence_of(score)) for job_id, score in result if held_now(job_id) is None]
             # Hold an entry before checking that it still exists, not after. If a prepare takes the
             # id meanwhile, the poller's entry replaces this one. If the entry is moved away
             # meanwhile, its token does not match.
@@ -150,8 +143,7 @@ class Adopter:
         for slot, matched in self.tools.queues.extend(asked).items():  # [rule: adopted-alive]
             some = held[slot]
             if isinstance(matched, IndexUnavailable):
-                for claim in {split(entry.fence).claim for entry in some}:
-                    self._look_in(RETRY_SECONDS, slot, claim)
+                self._look_again(slot, claims)
                 matched = [False] * len(some)
             self.tools.inflight.drop(entry for entry, match in zip(some, matched, strict=True) if not match)
             adopted += [entry for entry, match in zip(some, matched, strict=True) if match]

@@ -34,7 +34,7 @@ from toc.worker.entry import Entry
 from toc.worker.run.dispatch import Dispatcher
 from toc.worker.run.handler_threads import MAX_WAITING
 from toc.worker.settle.finish import MAX_UNWRITTEN, Finisher
-from toc.worker.slots import NEVER, OwnedSlot, instant_of
+from toc.worker.slots import NEVER, OwnedSlot
 from toc.worker.take.adopt import Adopter
 from toc.worker.take.resume_rate import PACE_MS, ResumeRate
 from toc.worker.tools import Tools
@@ -203,8 +203,7 @@ class Agenda:
     def note_prepared(self, owned: OwnedSlot, result: Prepared, now: int) -> None:
         """Schedule the next look at a slot from which a prepare has taken ``result``."""
         owned.left = result.left
-        if result.next_due is not None:
-            due = instant_of(result.next_due)
+        if (due := result.next_due) is not None:
             not_yet = result.redis_now_ms < due <= now  # Redis's clock is behind ours
             self.look(owned, due, due + now - result.redis_now_ms if not_yet else due)
 
