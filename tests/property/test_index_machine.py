@@ -880,7 +880,7 @@ def machine(
     monkeypatch.setattr(LeaseKeeper, "uncovered", lambda *_: [])
     # A busy machine is no server that is away: what it draws would no more follow from the steps before.
     monkeypatch.setattr(Health, "patience", PATIENCE)
-    monkeypatch.setattr(queues, "READ_SECONDS", PATIENCE)
+    monkeypatch.setattr(queues, "LONGEST", queues.LONGEST._replace(read=PATIENCE))
     for module in (client, finish, poll, reclaim, sweeper):
         monkeypatch.setattr(module, "failpoint", lambda name: Machine.current.reached(name))
     url, prefix = f"sqlite:///{tmp_path}/toc.db", "toc_"

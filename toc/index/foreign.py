@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from toc.index.nodes import RedisNodes
+from toc.index.nodes import RedisNodes, Timeouts
 from toc.index.url import Topology, parse
 from toc.index.wire import Command, Refusal
 from toc.model.errors import ConfigError, IndexUnavailable
@@ -31,7 +31,7 @@ class ForeignRedis:
             raise ConfigError(str(exc).replace("TOC_REDIS_URL", "--redis")) from None
         if location.kind is Topology.CLUSTER:
             raise ConfigError("--redis names a cluster, where neither youzan nor lmstfy keeps jobs")
-        nodes = RedisNodes(location, connect_timeout=TIMEOUT_SECONDS, read_timeout=TIMEOUT_SECONDS)
+        nodes = RedisNodes(location, Timeouts(TIMEOUT_SECONDS, TIMEOUT_SECONDS))
         self._node = nodes.masters()[0]
         self.now_ms()
 

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from toc.index.keys import HASH_SLOTS
 from toc.index.url import Address, Location, Topology
@@ -52,6 +52,15 @@ _MIN_MAP_AGE_S = 0.05
 
 CLUSTER_READ_SECONDS = 0.25
 """Longest wait (seconds) for a reply of one of several nodes: calls to the others wait meanwhile."""
+
+
+class Timeouts(NamedTuple):
+    """Longest waits (s): for each step of connecting (reach, log in), and for a reply. ``keepalive``: see
+    ``toc.sockets``."""
+
+    connect: float
+    read: float
+    keepalive: float = KEEPALIVE_SECONDS
 
 
 class ClientsFull(IndexUnavailable):
@@ -268,18 +277,10 @@ def _no_connection(exc: BaseException) -> str:
 class RedisNodes:
     """The servers behind one URL."""
 
-    def __init__(
-        self,
-        location: Location,
-        *,
-        connect_timeout: float,
-        read_timeout: float,
-        keepalive: float = KEEPALIVE_SECONDS,
-    ) -> None:
+    def __init__(self, location: Location, timeouts: Timeouts) -> None:
         self.location = location
-        self._connect_timeout = connect_timeout
-        self._read_timeout = min(read_timeout, CLUSTER_READ_SECONDS) if self.clustered else read_timeout
-        self._keepalive = keepalive
+        self._timeouts = timeouts
+        self._read_timeout = min(timeouts.read, CLUSTER_READ_SECONDS) if self.clustered else timeouts.read
         self.refusal: str | None = None
         """Why no call may be sent to any server, or None."""
         self._start_anew()
@@ -322,7 +323,7 @@ class RedisNodes:
         """Return the node at an address."""
         node = self._nodes.get(address)
         if node is None:
-            opened = partial(self.location.open, address, self._connect_timeout, self._keepalive)
+            opened = partial(self.location.open, address, self._timeouts.connect, self._timeouts.keepalive)
             connect = partial(Wire, opened, self.location.login(sentinel=sentinel), self._read_timeout)
             node = self._nodes.setdefault(
                 address, RedisNode(address, connect, self._read_timeout, self.try_rediscover)

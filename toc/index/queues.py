@@ -26,14 +26,13 @@ from typing_extensions import override
 from toc.index import messages
 from toc.index.calls import BySlot, Call, Calls, IndexBroken, IndexFull, Scored, Script, command, understood
 from toc.index.keys import SlotKeys, hash_slot_of, owner_key, permits_key
-from toc.index.nodes import RedisNodes
+from toc.index.nodes import RedisNodes, Timeouts
 from toc.index.url import parse
 from toc.index.wake import WakeListener
 from toc.model.errors import IndexUnavailable, TocError
 from toc.model.scores import CLAIMS
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
-from toc.sockets import KEEPALIVE_SECONDS
 
 _ADD = Script("add", "store", "prepare", wakes=True)
 _PREPARE = Script("prepare", "store", "prepare")
@@ -62,9 +61,8 @@ _CLAIMS = attrgetter("claims")
 
 log = get_logger(__name__)
 
-CONNECT_SECONDS, READ_SECONDS = 0.5, 2.0
-"""Longest wait, in seconds, for each step of connecting, and for a reply. A slower Redis counts as out of
-reach: due tasks then run from the rows."""
+LONGEST = Timeouts(connect=0.5, read=2.0)
+"""A slower Redis counts as out of reach: due tasks then run from the rows."""
 OWNER_LAPSE_SECONDS = 10
 """Seconds without a call of ``own`` after which an owner loses the index. The next caller of
 ``own`` then becomes its owner."""
@@ -75,30 +73,17 @@ OWNER_REFRESH_SECONDS = 2
 class Queues:
     """The index behind one URL. Thread-safe; after a fork the child opens its own connections.
 
-    Connects on first use. Timeouts are seconds, at most CONNECT_SECONDS and READ_SECONDS;
-    ``connect_timeout`` applies to each step (reach, log in). ``keepalive``: see ``toc.sockets``. Raises
-    ConfigError for an unusable URL.
+    Connects on first use. Its time-outs are at most LONGEST. Raises ConfigError for an unusable URL.
     """
 
     present = True
     """Whether there is an index."""
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        namespace: str | None = None,
-        connect_timeout: float = CONNECT_SECONDS,
-        read_timeout: float = READ_SECONDS,
-        keepalive: float = KEEPALIVE_SECONDS,
-    ) -> None:
+    def __init__(self, url: str, *, namespace: str | None = None, timeouts: Timeouts = LONGEST) -> None:
         self.namespace = namespace
-        self.nodes = RedisNodes(
-            parse(url),
-            connect_timeout=min(connect_timeout, CONNECT_SECONDS),
-            read_timeout=min(read_timeout, READ_SECONDS),
-            keepalive=keepalive,
-        )
+        connect, read, keepalive = timeouts
+        capped = Timeouts(min(connect, LONGEST.connect), min(read, LONGEST.read), keepalive)
+        self.nodes = RedisNodes(parse(url), capped)
         self._keys: dict[Slot, SlotKeys] = {}
         self._calls = Calls(self.nodes, self.keys)
 

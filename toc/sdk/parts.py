@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from typing_extensions import TypedDict
 
+from toc.index.nodes import Timeouts
 from toc.index.queues import NoIndex, Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
@@ -192,10 +193,6 @@ def open_queues(settings: Settings, most: float = inf, indexed: Callable[[], boo
     """
     if settings.redis_url is None:
         return NoIndex(indexed)
-    return Queues(
-        settings.redis_url,
-        namespace=settings.namespace,
-        connect_timeout=min(most, settings.connect_timeout),
-        read_timeout=min(most, settings.read_timeout),
-        keepalive=settings.keepalive,
-    )
+    connect, read = min(most, settings.connect_timeout), min(most, settings.read_timeout)
+    timeouts = Timeouts(connect, read, settings.keepalive)
+    return Queues(settings.redis_url, namespace=settings.namespace, timeouts=timeouts)

@@ -18,7 +18,7 @@ from fault.kit.servers import Reshard
 from benchmarks.local import RedisCluster, RedisServer
 from toc.index.calls import IndexBroken, ReplyLost
 from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
-from toc.index.nodes import FRESH_SECONDS, RedisNode
+from toc.index.nodes import FRESH_SECONDS, RedisNode, Timeouts
 from toc.index.queues import Queues
 from toc.index.takes import Takes
 from toc.index.wire import Wire
@@ -120,7 +120,7 @@ def test_what_may_be_repeated_is_sent_once_more_when_its_reply_is_lost(
 
 def test_a_server_that_hangs_costs_its_timeouts_once_and_is_sent_nothing_more(launch: Launch) -> None:
     server = launch(RedisServer)
-    queues = Queues(server.url, connect_timeout=1.5, read_timeout=1.5)
+    queues = Queues(server.url, timeouts=Timeouts(1.5, 1.5))
     queues.add({SLOT: [(1, 1.0)]})
     take(queues)
     server.pause()
