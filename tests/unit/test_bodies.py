@@ -18,6 +18,7 @@ def test_what_ends_the_waiting_for_a_body_does_not_hold_the_body() -> None:
     before = sys.getrefcount(data)
     store: Any = SimpleNamespace(
         tables_of_server=lambda: [[0]],
+        server_of=lambda _job_id: 0,
         bodies=SimpleNamespace(read=lambda _: Answers({7: Content("text/plain", data)})),
     )
     reader = BodyReader(SimpleNamespace(store=store), SimpleNamespace())  # type: ignore[arg-type] # no more is used

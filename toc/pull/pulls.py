@@ -211,7 +211,7 @@ class Pulls:
         """
         names = list(dict.fromkeys(topics))
         for name in names:
-            _check_pulled(await self._topic(name))
+            await self._pulled(name)
         self._start()
         pull = WaitingPull(names, most, ttr if callable(ttr) else round(ttr * 1000), hasty=wait == 0)
         if not self._waiting.enter(pull):
@@ -226,8 +226,7 @@ class Pulls:
         As with ``pull``, the caller releases it if its client is gone. Raises UnknownTopic, NotPulled or
         StoreUnavailable.
         """
-        topic = await self._topic(slot.topic)
-        _check_pulled(topic)
+        topic = await self._pulled(slot.topic)
         if topic.paused or self._waiting.shut:
             return []
         self._start()
@@ -330,9 +329,13 @@ class Pulls:
             self._episodes.start()
             self._started = True
 
-    async def _topic(self, name: str) -> Topic:
+    async def _pulled(self, name: str) -> Topic:
         topic = self._catalog.known().get(name)
-        return await asyncio.to_thread(self._catalog.get, name) if topic is None else topic
+        if topic is None:
+            topic = await asyncio.to_thread(self._catalog.get, name)
+        if topic.delivery is not Delivery.PULL:
+            raise NotPulled(f"tasks of topic {name!r} are not pulled: its delivery is {topic.delivery}")
+        return topic
 
     async def _ask(self, leases: Leases, verb: str, wish: NackWish | int | None) -> list[Any]:
         self._start()
@@ -357,8 +360,3 @@ class Pulls:
         for index, outcome in zip(calls, outcomes, strict=True):
             results[index] = outcome
         return results
-
-
-def _check_pulled(topic: Topic) -> None:
-    if topic.delivery is not Delivery.PULL:
-        raise NotPulled(f"tasks of topic {topic.name!r} are not pulled: its delivery is {topic.delivery}")
