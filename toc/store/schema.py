@@ -111,19 +111,10 @@ def _table(metadata: MetaData, name: str, *parts: SchemaItem) -> Table:
     return Table(name, metadata, *parts, **_OPTIONS)
 
 
-def task_table_name(table: int) -> str:
-    """``timeout_task_0011`` for 11."""
-    return f"timeout_task_{table:04d}"
-
-
-def body_table_name(table: int) -> str:
-    """``timeout_body_0011`` for 11."""
-    return f"timeout_body_{table:04d}"
-
-
-def schedule_table_name(table: int) -> str:
-    """``timeout_schedule_0011`` for 11."""
-    return f"timeout_schedule_{table:04d}"
+task_table_name = "timeout_task_{:04d}".format
+"""``timeout_task_0011`` for 11."""
+body_table_name = "timeout_body_{:04d}".format
+schedule_table_name = "timeout_schedule_{:04d}".format
 
 
 # fmt: off

@@ -66,6 +66,8 @@ class IdentityTable(RecordTable):
     def __init__(self, shards: Shards, clock: Clock, *, indexed: bool) -> None:
         super().__init__(shards, clock)
         self._indexed = indexed
+        self.place = self._server.name
+        """Where the table is, for a message."""
 
     def get(self) -> str:
         """Return the identity: 32 hexadecimal digits, unique to this task table."""
@@ -102,11 +104,6 @@ class IdentityTable(RecordTable):
         now, looked = self._clock.now_ms(), self._column.horizon_looked
         lately = looked.between(now - every_ms + 1, now + every_ms)
         return self._change(self._column.number == 1, ~lately, horizon_looked=now) == 1
-
-    @property
-    def place(self) -> str:
-        """Return the table's location, for a message."""
-        return self._server.name
 
     def _set(self, **values: int | str) -> None:
         self._change(self._column.number == 1, **values)
