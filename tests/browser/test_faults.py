@@ -128,6 +128,6 @@ def test_pages_say_what_is_missing_while_a_server_hangs_and_how_old_the_rest_is(
     assert visitor.go(f"/tasks/{on_second}") == 200
     cluster.first.resume()
     assert until(well, 60), "all pages are well after the first database server"
-    assert "page_failed" not in gateway.told()
+    assert "call_failed" not in gateway.told()
     assert visitor.complaints == []
     visitor.close()

@@ -142,8 +142,10 @@ def test_a_biz_id_cannot_inject_a_header() -> None:
 
 MEANINGS: dict[Meaning, list[tuple[int | None, tuple[int, ...], bool]]] = {
     Meaning.PROCESSED: [(200, (), False), (204, (), True), (299, (), False)],
-    Meaning.GONE: [(410, (), False)],
-    Meaning.DEAD: [(400, (400,), False), (404, (404,), False), (422, (404, 422), False), (500, (), True)],
+    Meaning.DEAD: [
+        *((400, (400,), False), (404, (404,), False), (422, (404, 422), False)),
+        *((500, (), True), (410, (), False)),
+    ],
     Meaning.RETRY: [
         *((status, (), False) for status in (301, 302, 400, 408, 429, 500, 503, None)),
         *((404, (400,), False), (401, (400, 404, 422), False)),

@@ -28,19 +28,17 @@ from toc.console.pages import PAGES
 from toc.console.pages.acts import offered
 from toc.console.sessions import COOKIE, Session, Sessions
 from toc.console.shown import Content, Note, following
-from toc.console.view import NOTHING_DONE, Page, Readings, Redirect, View, problem_for
+from toc.console.view import NOTHING_DONE, Page, Readings, Redirect, View
 from toc.gateway import problems
-from toc.gateway.app import CONSOLE, path_pattern
+from toc.gateway.app import CONSOLE, path_pattern, problem_for
 from toc.gateway.calls import forbidden
+from toc.gateway.connections import ClientGone
 from toc.gateway.exchange import Answer, Exchange, Scope
 from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.model.access import Access
 from toc.model.clock import span
 from toc.model.errors import BodyTooLarge, Busy, TocError
-from toc.observe.log import get_logger
-
-log = get_logger(__name__)
 
 R = TypeVar("R")
 
@@ -128,8 +126,10 @@ class Console:
             if session is None:
                 return self._stranger(method, scope, exchange)
             return await self._of_session(session, method, scope, exchange)
+        except ClientGone:
+            raise
         except Exception as exc:
-            problem = problem_for(exc)
+            problem = problem_for(exc, CONSOLE)
         kind = problem.kind
         said = problem.detail.removesuffix(NOTHING_DONE) if method == "GET" else problem.detail
         note = Note(text=f"{said}.", level="bad")
@@ -276,7 +276,7 @@ class Console:
         try:
             content = await found.shows(view)
         except Exception as exc:
-            content = Content("", [Note(text=f"{problem_for(exc).detail}.", level="bad")])
+            content = Content("", [Note(text=f"{problem_for(exc, CONSOLE).detail}.", level="bad")])
         acts = offered(found, view, content) if isinstance(content, Content) and content.title else []
         return await self._drawn(partial(
             self._render, "blocks.html", content=content, csrf=csrf, now_ms=view.now_ms, acts=acts,

@@ -20,18 +20,14 @@ from pydantic.fields import FieldInfo
 
 from toc.console.sessions import Session
 from toc.console.shown import Block, Column, Content, Field, Form, Note, Table, following
-from toc.gateway.app import CALLS, invalid
+from toc.gateway.app import CALLS, CONSOLE, invalid, problem_for
 from toc.gateway.calls import Asked, HttpCall, NoFields, forbidden
-from toc.gateway.connections import ClientGone
 from toc.gateway.exchange import Answer
-from toc.gateway.problems import INTERNAL, INVALID, UNAVAILABLE, UNKNOWN_TOPIC, Problem, problem_of
+from toc.gateway.problems import INVALID, UNAVAILABLE, UNKNOWN_TOPIC, Problem
 from toc.gateway.service import Service
 from toc.model.access import Access, Action
 from toc.model.clock import span
 from toc.model.errors import TocError
-from toc.observe.log import get_logger, stack
-
-log = get_logger(__name__)
 
 Values = Mapping[str, Any]
 BY_NAME: Mapping[str, HttpCall] = {call.name: call for call in CALLS}
@@ -95,21 +91,9 @@ class Readings:
         try:
             one.value, one.at, one.error = (await read()).content, began, ""
         except Exception as exc:
-            one.error = problem_for(exc).detail.removesuffix(NOTHING_DONE)
+            one.error = problem_for(exc, CONSOLE).detail.removesuffix(NOTHING_DONE)
         finally:
             one.reading = None
-
-
-def problem_for(error: Exception) -> Problem:
-    """Return what a page says of an error; of one that should not be, the log tells more."""
-    if isinstance(error, Problem):
-        return error
-    if isinstance(error, ClientGone):
-        raise error
-    if isinstance(error, TocError):
-        return problem_of(error)
-    log.error("page_failed", stack=stack(error))
-    return Problem(INTERNAL, "the console failed; the gateway's log tells more")
 
 
 class Part(NamedTuple):
@@ -294,7 +278,7 @@ class Page:
         try:
             return await self.do(view)
         except (Problem, TocError) as exc:
-            problem = problem_for(exc)
+            problem = problem_for(exc, CONSOLE)
             if not self.search or problem.kind not in (INVALID, UNKNOWN_TOPIC):
                 raise
         fields, notes = marked(fields_of(self.search, view.query, leave_out=("limit", "next")), problem)

@@ -106,7 +106,7 @@ class App:
             return
         except (Exception, asyncio.CancelledError) as exc:
             self._service.pulls.release(answer.handed)
-            problem = self._problem(exc, name)
+            problem = problem_for(exc, name)
             status, body = problem.kind.status, to_json(problem.body())
             answer = Answer(body, status, "application/problem+json", problem.headers)
         await exchange.answer(name, answer)
@@ -193,15 +193,17 @@ class App:
         ready, lacking = self._service.readiness()
         return _text("\n".join(["ok", *lacking] if ready else lacking), 200 if ready else 503)
 
-    def _problem(self, error: BaseException, name: str) -> Problem:
-        if isinstance(error, Problem):
-            return error
-        if isinstance(error, TocError):
-            return problems.problem_of(error)
-        if isinstance(error, asyncio.CancelledError):
-            return Problem(problems.BUSY, OUT_OF_TIME, headers={"connection": "close"})
-        log.error("call_failed", call=name, stack=stack(error))
-        return Problem(problems.INTERNAL, "the gateway failed; its log tells more")
+
+def problem_for(error: BaseException, call: str) -> Problem:
+    """Return the answer to a call of this name that fails. Of an error that should not be, the log tells."""
+    if isinstance(error, Problem):
+        return error
+    if isinstance(error, TocError):
+        return problems.problem_of(error)
+    if isinstance(error, asyncio.CancelledError):
+        return Problem(problems.BUSY, OUT_OF_TIME, headers={"connection": "close"})
+    log.error("call_failed", call=call, stack=stack(error))
+    return Problem(problems.INTERNAL, "the gateway failed; its log tells more")
 
 
 def path_pattern(path: str, without: str = "/:") -> re.Pattern[str]:

@@ -161,12 +161,9 @@ def _change(
     chosen = [row.job_id for row, _ in tasks.topics_of(doing, rows)]
     if dry_run:
         return {f"would_{kind}": len(chosen)}
-    if not chosen:
-        counts = do(doing.center, [])
-    else:
-        told = {"tasks": len(chosen), "job_ids": list(map(str, chosen))}
-        with audited(store, doing.by, f"tasks.{kind}", "tasks", **told) as record:
-            counts = do(doing.center, chosen)
-            record.update(counts)
+    told = {"tasks": len(chosen), "job_ids": list(map(str, chosen))}
+    with audited(store, doing.by, f"tasks.{kind}", "tasks", **told) as record:
+        counts = do(doing.center, chosen)
+        record.update(counts)
     unknown = len(asked) - len(chosen)
     return counts | ({"unknown": unknown} if typed else {"left": counts.get("left", 0) + unknown})

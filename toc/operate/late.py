@@ -212,7 +212,7 @@ def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:
         return same or Span(Cause.NO_CONSUMER, 0, 0)
     with suppress(Unavailable):
         rows = living_workers(center)
-        able = [one for one in rows if one.member.topics is None or topic.name in one.member.topics]
+        able = [one for one in rows if one.member.can_handle(topic.name, topic.delivery)]
         if not able:
             return Span(Cause.NO_OWNER, 0, 0, f"no living worker handles {topic.name}")
         if all(one.drained for one in able):

@@ -26,8 +26,6 @@ class Meaning(Enum):
     """It failed and is tried again, if it has tries left."""
     DEAD = "dead"
     """It can never succeed."""
-    GONE = "gone"
-    """The receiver wants nothing any more (410): the task is dead, and the target pauses."""
 
 
 class Response(NamedTuple):
@@ -54,9 +52,7 @@ def meaning(answer: Response, dead_on: Collection[int]) -> Meaning:
         return Meaning.RETRY
     if 200 <= answer.status < 300:
         return Meaning.PROCESSED
-    if answer.status == HTTPStatus.GONE:
-        return Meaning.GONE
-    if answer.no_retry or answer.status in dead_on:
+    if answer.no_retry or answer.status == HTTPStatus.GONE or answer.status in dead_on:
         return Meaning.DEAD
     return Meaning.RETRY
 

@@ -9,6 +9,7 @@ import resource
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
@@ -324,10 +325,10 @@ class Webhooks:
         sent = Sent(answer.status or 0, answer.ms)
         if found is Meaning.PROCESSED:
             return Delivered(sent, answer.text)
-        if found is Meaning.GONE and bound.target is not None and not bound.path:
+        if answer.status == HTTPStatus.GONE and bound.target is not None and not bound.path:
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._executor, self._pause, bound.target, task.job_id)
-        if found in (Meaning.DEAD, Meaning.GONE):
+        if found is Meaning.DEAD:
             raise Undelivered(answer.text, sent, dead=True)
         after = answer.retry_after
         cap = self._catalog.known()[task.topic].backoff_cap

@@ -499,7 +499,7 @@ def test_an_origin_that_is_no_address_is_another_site(shared: Gateway) -> None:
     stranger = Browser(shared, None)
     for origin in ("http://[", "http://", "", f"http://[{shared.port}", "//", "x"):
         assert stranger.post("/login", csrf="", Origin=origin).status == 403, origin
-    assert "page_failed" not in shared.told()
+    assert "call_failed" not in shared.told()
 
 
 SERVER = "db1.internal:3306"
