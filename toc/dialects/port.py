@@ -110,8 +110,6 @@ class Port:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            return
         exchange = Exchange(scope, receive, send, self._memory)
         exchange.sender = scope["client"][0] if scope.get("client") else ""
         request = Request(scope["method"], scope["path"], scope["query_string"], scope["headers"])

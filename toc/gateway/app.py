@@ -77,8 +77,6 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        if scope["type"] != "http":
-            return
         name, answer = "other", Answer(b"")
         exchange = Exchange(scope, receive, send, self._memory)
         try:
