@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 from harness import forks
+from harness.console import Browser
 from harness.gateway import Gateway
 from harness.metrics import ANY_ADDRESS, address
+from harness.patience import until
 from harness.system import DaemonProcess, System
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
@@ -65,6 +67,13 @@ def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:
         first = datetime.fromisoformat(all_["minutes_from"])
         assert first.second == first.microsecond == 0
         assert len(all_["total"]["minutes"]) == 60
+
+        def drawn() -> bool:
+            bars = re.findall(r'data-values="([^"]+)"', Browser(gateway).get("").html)
+            total = gateway.call("GET", "/v1/due").body["total"]
+            return bars == [",".join(map(str, total[part])) for part in ("minutes", "hours")]
+
+        assert until(drawn), "the console draws these numbers"
         mine = gateway.call("GET", "/v1/due", token="one").body
         assert [one["topic"] for one in mine["topics"]] == [SYNC]
         assert mine["others"] is None
