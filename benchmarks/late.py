@@ -1,8 +1,8 @@
 """What it costs to tell why tasks were late: ``python -m benchmarks.late [--rounds N] [--rate N]``.
 
-Two daemons of two processes on the same servers, one of which does not look for causes. Each in turn, in an
-order drawn anew, starts a topic's waiting tasks at a rate after a pause, so that every one is late. Prints
-the processor time of its processes and of the servers for a task, and what telling takes of a core.
+One daemon of two processes, which looks for causes or does not: in an order drawn anew, each is started
+alone, and starts its topic's waiting tasks at a rate after a pause, so that every one is late. Prints the
+processor time of its processes and of the servers for a task, and what telling takes of a core.
 """
 
 from __future__ import annotations
@@ -82,28 +82,28 @@ def measure(rounds: int, rate: int) -> dict[str, object]:
         stack.callback(of.close)
         named = ("mariadb", mariadb.process), ("redis", redis.process)
         servers = {name: [one.pid] for name, one in named if one}
-        pids = {}
         for number, topic in enumerate(TOPICS, 1):
             of.store.topics.create(Topic(topic, number, 16))
-            log = stack.enter_context((directory / f"{topic}.log").open("wb"))
-            env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
-            env |= {TOPIC: topic, "TOC_HOST": topic, "TOC_DATABASE_URLS": mariadb.url, "TOC_TABLES": "64"}
-            env |= {"TOC_DATABASES": "8", "TOC_REDIS_URL": redis.url}
-            daemon = subprocess.Popen(
-                [sys.executable, "-m", "toc", "worker", "--app", "benchmarks.late:center",
-                 "--processes", str(PROCESSES)],
-                env=env, stdout=log, stderr=log,
-            )  # fmt: skip
-            stack.callback(daemon.wait, 60)
-            stack.callback(daemon.terminate)
-            pids[topic] = daemon.pid
         of.catalog.refresh()
+        env = {name: value for name, value in os.environ.items() if not name.startswith("TOC_")}
+        env |= {"TOC_DATABASE_URLS": mariadb.url, "TOC_TABLES": "64", "TOC_DATABASES": "8"}
+        env |= {"TOC_REDIS_URL": redis.url}
+        log = stack.enter_context((directory / "daemon.log").open("wb"))
+        app = ["worker", "--app", "benchmarks.late:center", "--processes", str(PROCESSES)]
 
         def one(topic: str) -> dict[str, float]:
-            return spent(of, topic, rate, {"workers": processes.tree(pids[topic]), **servers})
+            daemon = subprocess.Popen(
+                [sys.executable, "-m", "toc", *app], env={**env, TOPIC: topic}, stdout=log, stderr=log
+            )
+            try:
+                of.submit_many([NewTask(topic, n, delay=0.1) for n in range(rate)])
+                time.sleep(1)
+                assert until(lambda: waiting(of, topic) == 0, 120), waiting(of, topic)  # caches are filled
+                return spent(of, topic, rate, {"workers": processes.tree(daemon.pid), **servers})
+            finally:
+                daemon.terminate()
+                daemon.wait(60)
 
-        for topic in TOPICS:  # first calls fill caches
-            one(topic)
         pairs = []
         for _ in range(rounds):
             found = {topic: one(topic) for topic in random.sample(TOPICS, 2)}
