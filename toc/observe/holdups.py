@@ -22,7 +22,7 @@ JOIN_MS = 1500
 NOTES = 20
 """Most notes kept of a place."""
 LINES_A_SECOND = 200
-"""Most late starts whose causes are written to rows in a second: each costs a third of its task again."""
+"""Most late starts whose causes are written to rows in a second: each costs a tenth of its task again."""
 LEARN_MS = 1000
 """By when each process has learned that a topic was resumed."""
 EPISODES = 200
