@@ -12,8 +12,8 @@ from toc.model.access import Action
 from toc.model.clock import parse_duration, span
 from toc.model.errors import InvalidInput
 
-SECONDS = 5.0
-"""Counts that are younger are good enough: they are of whole minutes."""
+SECONDS = 10.0
+"""Readings that are younger are good enough: they ask every server, and most are of whole minutes."""
 LATE = 1.0
 """Seconds from which on a start is late, as for those who say why."""
 MOST = 200
