@@ -174,17 +174,10 @@ class Reclaimer:
         crashes = [one.crash for one in left if one.crash is not None]
         guards = self.tools.store.crash(crashes) if crashes else Answers[Guard]()
         tell_crashed(guards)
-        # A try of these tasks may have begun before their deadline changed, and nothing else
-        # records that.
-        moved = [
-            one.job_id
-            for one in left
-            if one.crash is None
-            and one.row is not None
-            and one.row.status == TaskStatus.PENDING
-            and one.row.version
-            and one.topic.delivery is not Delivery.PULL  # a hand-out is on the row
-        ]
+        # A try of these tasks may have begun before their deadline changed, and nothing else records that. (A
+        # hand-out of a pulled task is on its row.)
+        uncharged = [one.row for one in left if one.crash is None and one.topic.delivery is not Delivery.PULL]
+        moved = [row.job_id for row in uncharged if row and row.status == TaskStatus.PENDING and row.version]
         unmarked = mark_begun(self.tools.store, rows.values(), moved, BEFORE_MOVED)
         # Rows that cannot be read or written now: a later look finds their entries again.
         unknown = rows.unanswered | guards.unanswered | unmarked

@@ -119,12 +119,8 @@ class HandlerThreads:
                     self._turns.append(line)
                 line.waiting.append(entry)
             # Wake no more than may run: a thread that wakes for nothing takes the interpreter from others.
-            self._wake(
-                sum(
-                    max(0, min(len(line.waiting), self._threads_for(line) - line.running))
-                    for line in self._turns
-                )
-            )
+            for line in self._turns:
+                self._wake(min(len(line.waiting), self._threads_for(line) - line.running))
 
     def withdraw(self, slots: set[Slot] | None) -> list[Entry]:
         """Take back the entries of these slots (None: all) that wait."""
