@@ -8,10 +8,10 @@
         outbox.submit(session, "order.close", biz_id=order.id, delay=timedelta(minutes=30))
     outbox.drain(engine, center)                # from a thread or a schedule, such as each second
 
-For applications whose rows are not on the server of the task table. A record gets a dedup_key, and a name as
-a request, when it is made. So a drain that dies half-way, or two at once, make one task of it, and replace
-what is there once: toc keeps the key as long as the task's row, by default for three days after its end, and
-the answer to the request for a day.
+For applications whose rows are not on the server of the task table. A record gets a dedup_key when it is
+made. So a drain that dies half-way, or two at once, make one task of it: toc keeps the key as long as the
+task's row, by default for three days after its end. One that replaces (``on_conflict``) is a request of its
+own besides, whose answer toc keeps for a day.
 """
 
 from __future__ import annotations
@@ -116,6 +116,8 @@ def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
         for record in records:
             try:
                 task, request = _task(engine, record)
+                if record.has_body and task.body is None:  # another drain has submitted and removed it
+                    continue
                 server = center.store.server_of_biz(BizId.of(task.biz_id))
                 if server not in away:
                     try:
@@ -138,13 +140,12 @@ def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
         done += len(submitted)
 
 
-def _task(engine: sa.Engine, record: sa.Row[Any]) -> tuple[NewTask, Request]:
-    """Return the task of a record, whose body is read by itself, and the name under which it is submitted.
-
-    Its time may have passed meanwhile; another drain may have submitted it, and removed its body.
-    """
+def _task(engine: sa.Engine, record: sa.Row[Any]) -> tuple[NewTask, Request | None]:
+    """Return the task of a record, whose body is read by itself, and the request that it is, if it must not
+    be repeated. Its time may have passed meanwhile."""
     fields = json.loads(record.task)
-    request = Request.of("outbox", fields.pop("request"), record.task.encode())
+    name, keeps = fields.pop("request"), fields["on_conflict"] == "keep"
+    request = None if keeps else Request.of("outbox", name, record.task.encode())
     for name in ("action_time", "expires_at"):
         fields[name] = from_ms(fields[name]) if fields[name] else None
     body = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from harness.system import NewSystem, System
 from harness.threads import at_once
 from sqlalchemy import Engine, create_engine, func, select, text, update
@@ -149,6 +150,8 @@ def test_what_replaces_is_done_once_by_drains_that_die_half_way_or_run_at_once(
 
     replace(2, b"second")
     replace(3, b"third")
+    with engine.begin() as connection:
+        outbox.submit(connection, "test.sync", biz_id=4, delay=3600, body=b"fourth")
     put = system.center.put
     with monkeypatch.context() as patch:
 
@@ -158,11 +161,12 @@ def test_what_replaces_is_done_once_by_drains_that_die_half_way_or_run_at_once(
             return put(task, **how)
 
         patch.setattr(system.center, "put", overtaken)
-        outbox.drain(engine, system.center)
-    assert [(one.version, one.body) for n in (2, 3) for one in found(system, n)] == [
-        (0, b"second"),
-        (0, b"third"),
-    ]
+        with structlog.testing.capture_logs() as logs:
+            outbox.drain(engine, system.center)
+    bodies = b"second", b"third", b"fourth"
+    tasks = [one for n in (2, 3, 4) for one in found(system, n)]
+    assert [(one.version, one.body) for one in tasks] == [(0, body) for body in bodies]
+    assert not [one for one in logs if one["event"] == "outbox_refused"], "nothing was refused"
 
 
 def test_a_drain_holds_few_bodies_at_a_time(system: System, engine: Engine) -> None:
