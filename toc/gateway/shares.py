@@ -15,7 +15,8 @@ class Shares:
 
     One name has at most ``times`` times as many as are free, and each further name that many times as many as
     the first can still get. So nobody takes the last ones, and several together do not either: each finds
-    fewer free.
+    fewer free. With ``times`` 1, a lone sender gets half of all, the next a quarter; with 7, seven eighths,
+    and a further name seven eighths of these.
     """
 
     def __init__(self, most: int, refused: str, times: int = 1) -> None:

@@ -1,1 +1,1 @@
-"""The index: StoreQueue, PrepareQueue and DeadQueue in Redis. The only importer of redis."""
+"""The index: StoreQueue, PrepareQueue and DeadQueue in Redis. The only importer of hiredis."""

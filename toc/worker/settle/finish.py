@@ -362,7 +362,10 @@ class Finisher:
         self._move(_back(entry, entry.unread_score()) for entry in entries)
 
     def give_back_until(self, times: Iterable[tuple[Entry, int]]) -> None:
-        """Return entries until these instants (ms), such as the end of another worker's lease."""
+        """Return entries until these instants (ms), such as the end of another worker's lease.
+
+        The sweep brings back sooner what is due by its row: a wait that must last is written to the row.
+        """
         self._move(_back(entry, entry.row_score(at)) for entry, at in times)
 
     def settle_by_row(self, entries: Iterable[tuple[Entry, TryRow | None]]) -> None:
