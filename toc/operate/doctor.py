@@ -43,6 +43,8 @@ SCHEDULES_OF_EACH_TABLE = 2000
 """How many are examined."""
 SCHEDULE_OVERDUE_MS = 60_000
 """A worker that is alive has moved a schedule on by then."""
+PUT_OFF_MS = 300_000
+"""How far ahead suspects are put off at most."""
 
 WORST_FIRST = (Level.REFUSE, Level.WARN, Level.NOTE, Level.OK)
 _NOBODY = {
@@ -256,7 +258,19 @@ def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
         else:
             yield Line(Level.WARN, "workers", "-", f"{text}; nobody leads", "look at the daemons' logs")
     yield from _answered(_elsewhere(center, workers))
+    if all("-embedded-" in row.member.worker_id for row in workers):
+        yield from _answered(_suspects(center, topics))
     yield from _workers(workers, moving, topics)
+
+
+def _suspects(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
+    """Look for tasks that several workers did not survive: only a daemon runs them."""
+    where, soon = f" AND crashes>={center.settings.max_crashes:d}", center.clock.now_ms() + PUT_OFF_MS
+    found = Counter(row.biz_type for row in center.store.scans.overdue(soon, where).rows)
+    for topic in topics:
+        if topic.delivery is Delivery.HANDLER and (tasks := found[topic.biz_type]):
+            what = f"{_count(tasks, 'task')} that several workers did not survive: only a daemon runs them"
+            yield Line(Level.WARN, "tasks", topic.name, what, "run toc worker --app ... beside them")
 
 
 def _silent(center: TimeoutCenter, hosts: Collection[str]) -> dict[str, int]:

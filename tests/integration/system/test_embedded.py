@@ -24,7 +24,8 @@ from toc.coordination.znodes import member_values
 from toc.model.errors import ConfigError, UnknownTopic
 from toc.model.lateness import LATE_MS
 from toc.model.minute import MINUTE_MS, STARTS
-from toc.operate import due
+from toc.model.verdict import Failure
+from toc.operate import doctor, due
 from toc.operate.admin import migrator
 from toc.operate.cluster import living_workers
 from toc.operate.due import hour
@@ -391,3 +392,19 @@ def test_what_it_did_and_what_is_pending_is_told(system: System, shop: Shop) -> 
     found = hour(system.center.store.minutes, system.center.clock.now_ms() + MINUTE_MS)
     assert sum(tally[STARTS] for tally in found.topics["order.close"] if tally) == len(ids)
     assert [name.partition(".")[0] for name in found.members] == [f"{system.settings.host}-embedded"]
+
+
+def test_doctor_names_what_waits_for_a_daemon(system: System, shop: Shop) -> None:
+    job_id = shop.center.submit("order.close", biz_id=1, delay=0.05)
+    soon = shop.center.clock.now_ms() + 1000
+    shop.center.store.fail([Failure(job_id, 0, 0, 0, 3, system.settings.max_crashes, soon, "it died")])
+
+    def told() -> bool:
+        lines = doctor.examine(system.center)
+        return any(line.of == "order.close" and "only a daemon" in line.what for line in lines)
+
+    with shop.center.worker() as worker:
+        assert worker.ready.wait(PATIENCE)
+        assert until(lambda: shop.center.clock.now_ms() > soon + 1000), "it was put off"
+        assert told()
+    assert not shop.runs
