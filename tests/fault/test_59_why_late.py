@@ -181,6 +181,18 @@ def database_slow(case: Case) -> tuple[System, list[int]]:
     return system, job_ids
 
 
+def database_alone(case: Case) -> tuple[System, list[int]]:
+    """It is down for some seconds, where there is no index."""
+    gate = case.relay(case.mariadb.port)
+    system = begin(case, start=False, index=False)
+    system.start(processes=1, env={"TOC_DATABASE_URLS": through(gate, case.mariadb.url)})
+    job_ids = submit(system, TASKS, ahead=1.5)
+    gate.refuse()
+    time.sleep(5)
+    gate.accept()
+    return system, run(system, job_ids)
+
+
 def backoff(case: Case) -> tuple[System, list[int]]:
     system = begin(case)
     return system, run(system, submit(system, TASKS, fail=1, retry_after=2))
@@ -350,7 +362,8 @@ ALONE: Sequence[tuple[Inject, Cause]] = [
     (concurrency_of_coroutines, Cause.CONCURRENCY), (threads, Cause.THREADS),
     (event_loop, Cause.EVENT_LOOP),
     (no_owner, Cause.NO_OWNER), (redis, Cause.REDIS), (database, Cause.DATABASE),
-    (database_slow, Cause.DATABASE), (backoff, Cause.BACKOFF), (resume_rate, Cause.RESUME_RATE),
+    (database_slow, Cause.DATABASE), (database_alone, Cause.DATABASE), (backoff, Cause.BACKOFF),
+    (resume_rate, Cause.RESUME_RATE),
     (clock_behind, Cause.CLOCK), (clock_ahead, Cause.CLOCK), (clock_set_forward, Cause.CLOCK),
     (worker_killed, Cause.WORKER_KILLED), (stored_late, Cause.STORED_LATE), (halted, Cause.HALTED),
     (no_consumer, Cause.NO_CONSUMER), (slow_consumer, Cause.BACKLOG), (ttr, Cause.TTR),

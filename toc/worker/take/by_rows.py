@@ -27,6 +27,7 @@ from functools import partial
 from itertools import chain, islice
 
 from toc.loop import Loop
+from toc.model.lateness import Cause
 from toc.model.topic import Slot, Topic
 from toc.observe.log import get_logger
 from toc.store.servers.shards import Trouble
@@ -64,7 +65,7 @@ ENOUGH = 2000
 """While as many rows of a topic are known, no more of it are read: what they would hide comes first."""
 MAX_TAKEN = 500
 """Most leases of one commit."""
-RETRY_SECONDS = 5.0
+RETRY_SECONDS = 2.0
 """Pause before a database server that failed is queried again."""
 START = Position(0)
 
@@ -104,6 +105,7 @@ class _Due:
 class _Plan:
     """What is known of one database server's rows. Used by its loop alone."""
 
+    server: int
     due: dict[str, _Due] = field(default_factory=dict)
     """By topic. A row that has changed since is refused a lease."""
     anew: bool = True
@@ -152,7 +154,7 @@ class RowTaker:
         self._lock = threading.Lock()
         """Held to change them."""
         self._resume = ResumeRate(self.tools.clock)
-        self._plans = [_Plan() for _ in self._tables_of_server]
+        self._plans = [_Plan(server) for server in range(len(self._tables_of_server))]
         self.loops = [
             Loop(f"rows-{number}", partial(self.run_once, number), wake)
             for number, wake in enumerate(self.tools.row_wakes)
@@ -187,7 +189,7 @@ class RowTaker:
             return IDLE_SECONDS
         if now < plan.failed_until:
             return plan.failed_until - now
-        if now >= plan.look_at and not self._look(server, plan, slots):
+        if now >= plan.look_at and not self._look(plan, slots):
             return RETRY_SECONDS
         if now < plan.taken_at + GATHER_SECONDS:
             return plan.taken_at + GATHER_SECONDS - now
@@ -220,14 +222,14 @@ class RowTaker:
         pairs = ((known.get(name), self.tools.handlers.get(name)) for name in names)
         return {topic.name: topic for topic, handler in pairs if topic and handler and handler.serves(topic)}
 
-    def _look(self, server: int, plan: _Plan, slots: Collection[Slot]) -> bool:
+    def _look(self, plan: _Plan, slots: Collection[Slot]) -> bool:
         """Read what comes due in some of a server's tables: a page of each. A round reads all. False if the
         server did not answer."""
         began = self.tools.clock.monotonic()
         if plan.anew or not plan.left:
             plan.anew, plan.began = False, began
             plan.until_ms = self.tools.clock.now_ms() + int(AHEAD * 1000 * plan.period)
-            plan.left = dict.fromkeys(self._tables_of_server[server], START)
+            plan.left = dict.fromkeys(self._tables_of_server[plan.server], START)
             if not plan.rows:  # at rest: a probe costs the server a third of a page
                 probed = self.tools.store.scans.scan(plan.left, {}, 0, plan.until_ms, 1)
                 plan.left = dict.fromkeys([*probed.with_due_rows, *probed.failed], START)
@@ -243,7 +245,7 @@ class RowTaker:
             where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {self.tools.store.leases.untaken()}"
             pages = self.tools.store.scans.page(starts, plan.until_ms, PAGE, where=where)
             if not pages and pages.unanswered:
-                self._failed(plan, pages.unanswered)
+                self._failed(plan, pages.unanswered, began)
                 return False
             plan.left |= {table: page[-1].position for table, page in pages.items() if len(page) == PAGE}
             found = list(chain.from_iterable(pages.values()))
@@ -261,9 +263,12 @@ class RowTaker:
             plan.look_at = plan.began + plan.period
         return True
 
-    def _failed(self, plan: _Plan, errors: Mapping[int, Trouble]) -> None:
-        plan.failed_until = self.tools.clock.monotonic() + RETRY_SECONDS
-        log.warning("rows_not_taken", error=str(next(iter(errors.values()))))
+    def _failed(self, plan: _Plan, errors: Mapping[int, Trouble], began: float) -> None:
+        now, at = self.tools.clock.monotonic(), self.tools.clock.now_ms()
+        plan.failed_until, error = now + RETRY_SECONDS, str(next(iter(errors.values())))
+        until = at + round(RETRY_SECONDS * 1000)
+        self.tools.late.note(Cause.DATABASE, plan.server, at - round((now - began) * 1000), until, error)
+        log.warning("rows_not_taken", error=error)
 
     # --- take
 
@@ -311,11 +316,12 @@ class RowTaker:
         if self._is_shared():  # learned during this look
             self.finisher.give_back_unread(entries)
             return
+        began = self.tools.clock.monotonic()
         failed = self.leases.take(entries, due_by=self.tools.clock.now_ms())  # [rule: taken-by-lease]
         if failed:
             plan.unsure = [entry for entry in entries if entry.job_id in failed]
             entries = [entry for entry in entries if entry.job_id not in failed]
-            self._failed(plan, failed)
+            self._failed(plan, failed, began)
         # A slot may have been handed over meanwhile, and where there is an index its new owner may run what
         # has no lease yet.
         wanted = self.tools.book.wanted
