@@ -294,7 +294,7 @@ def test_a_host_unknown_to_the_cluster_is_refused_by_name_unless_meant(toc: Comm
 
 class _Daemon(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
-        body = {"/metrics": b"# HELP none\n", "http://": b"from a proxy"}.get(self.path[:8], b"")
+        body = {"/metrics": b"[]", "http://": b"from a proxy"}.get(self.path[:8], b"")
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

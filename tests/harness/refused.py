@@ -189,7 +189,7 @@ COMMANDS: dict[str, str] = {
     "dead purge --all --yes": "another filter",
     "dead purge --error x --all --rate=-1": "--rate",
     # schedules and targets
-    "schedule alter s": "nothing to change",
+    "schedule alter s": "there is no schedule 's'",
     f"{_SCHEDULE} --anchor 2030-01-31T12:00:00": "no time zone",
     f"{_SCHEDULE} --dst skip": "dst has no effect",
     f"{_SCHEDULE} --zone Europe/Berlin": "zone has no effect",
