@@ -23,6 +23,7 @@ from harness.threads import at_once
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
 from toc.model.clock import from_ms
 from toc.operate import admin
+from toc.store.servers.server import Statement
 from toc.store.tasks.select import Selection
 
 # Fault 14: clocks that are apart, that are set while servers run, and that change to winter time.
@@ -124,6 +125,39 @@ def test_a_host_whose_clock_is_an_hour_ahead_ends_no_task_as_expired(case: Case)
     assert not daemon.events("task_expired")
     line.prove(system.late(job_ids)[-1] > 1000, "some waited until the clock was right")
     line.judge(system, within=SETTLE, hold=35)
+
+
+@pytest.mark.slow
+def test_what_has_expired_by_all_clocks_but_its_database_servers_is_asked_about_now_and_then(
+    case: Case, launch: Shifted
+) -> None:
+    redis, own = launch(ShiftedRedis), ClockFile(case.path / "clock")
+    system = case.build(redis.url, topic_prepare_timeout=3)
+    system.start(env=own.python_env, processes=1)
+    now, count = datetime.now(UTC), 3
+    job_ids = [
+        system.client.submit(
+            "test.sync",
+            biz_id=n,
+            action_time=now + timedelta(seconds=3600),
+            expires_at=now + timedelta(seconds=3601),
+        )
+        for n in range(count)
+    ]
+    redis.clock.shift(7200)
+    own.shift(7200)
+    time.sleep(5)  # which the loops have to begin
+    before, began = written(system), time.monotonic()
+    time.sleep(5)
+    asked = (written(system) - before) / (time.monotonic() - began)
+    assert asked < 5 * count, f"{asked:.0f} UPDATEs a second for {count} tasks"
+    assert len(system.pending(job_ids)) == count
+
+
+def written(system: System) -> int:
+    """How many UPDATEs the database server has done."""
+    question = Statement("SHOW GLOBAL STATUS LIKE 'Com_update'")
+    return int(system.center.store._shards.servers[0].run([question])[0].rows[0][1])
 
 
 @pytest.mark.slow

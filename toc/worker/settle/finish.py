@@ -260,8 +260,8 @@ class Flusher:
     def _overtaken(self, entry: Entry, error: Raised, row: TryRow | None, now: int) -> Move:
         """Count a try that failed, and of which nothing was written: its ``row`` has changed."""
         if error.expired:
-            # The row is checked again once Redis's clock has reached this host's, which may be ahead.
-            return Move(entry, Place.STORE_QUEUE, entry.row_score(now))
+            # Its row is checked again, by Redis's clock: this host's may be ahead of the database's.
+            return Move(entry, Place.STORE_QUEUE, entry.row_score(now + int(1000 * RETRY_SECONDS)))
         self._outcomes[entry.topic.name, "overtaken"] += 1
         return move_by_row(entry, row)
 
