@@ -43,7 +43,7 @@ SCHEDULES_OF_EACH_TABLE = 2000
 """How many are examined."""
 SCHEDULE_OVERDUE_MS = 60_000
 """A worker that is alive has moved a schedule on by then."""
-PUT_OFF_MS = 300_000
+PUT_OFF_MS = 60_000
 """How far ahead suspects are put off at most."""
 
 WORST_FIRST = (Level.REFUSE, Level.WARN, Level.NOTE, Level.OK)

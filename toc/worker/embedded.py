@@ -194,10 +194,10 @@ class EmbeddedWorker:
         mine = object()
         if _working.setdefault(os.getpid(), mine) is not mine:
             raise InvalidInput("this process has a worker already; it may serve all topics of its center")
-        made: TimeoutCenter | _Keeper
-        made = center = apart(self._of)
+        made: TimeoutCenter | _Keeper | None = None
         self._stopping.clear()
         try:
+            made = center = apart(self._of)
             check_servers(center, handlers=True)
             made = keeper = self._keeper = _Keeper(
                 center, self._threads or settings.threads, self.ready, self._stopping
@@ -208,7 +208,8 @@ class EmbeddedWorker:
             thread.start()
         except BaseException:
             del _working[os.getpid()]
-            made.close()
+            if made is not None:
+                made.close()
             raise
         self._pid, self._thread = os.getpid(), thread
         return self

@@ -21,7 +21,7 @@ from benchmarks.local import MariaDB
 from toc import InvalidInput, NewTask, Settings, Task, TaskStatus, TimeoutCenter, Topic
 from toc.coordination.assignment import Member
 from toc.coordination.znodes import member_values
-from toc.model.errors import ConfigError, UnknownTopic
+from toc.model.errors import ConfigError, StoreUnavailable, UnknownTopic
 from toc.model.lateness import LATE_MS
 from toc.model.minute import MINUTE_MS, STARTS
 from toc.model.verdict import Failure
@@ -217,6 +217,24 @@ def test_a_handler_that_would_wait_for_itself_is_told_so(shop: Shop) -> None:
         tasks = [NewTask("order.stop", 1, 0.1), NewTask("order.end", 1, 0.1)]
         shop.ended(*shop.center.submit_many(tasks))
         assert ["outside of them" in text for text in told] == [True, True]
+
+
+def test_a_start_while_the_database_is_away_may_be_made_again(shop: Shop) -> None:
+    center = TimeoutCenter(shop.center.settings)
+    center.handler("order.close")(shop.close)
+    worker = center.worker()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(center.store.identity, "indexed", _away)
+        with pytest.raises(StoreUnavailable):
+            worker.start()
+    with worker:
+        center.submit("order.close", biz_id=1, delay=0.01)
+        shop.ran(1)
+    center.close()
+
+
+def _away() -> bool:
+    raise StoreUnavailable("the first database is away")
 
 
 def test_a_worker_that_could_not_start_is_none_and_one_that_could_not_stop_is_one(
