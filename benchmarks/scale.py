@@ -155,22 +155,15 @@ def rebuild(system: System, pending: int, rate: int = 1000) -> dict[str, Any]:
     settle(system)
     due = system.submit_ahead(rate * seconds, NS // rate)
     first_due = min(due.values())
-    held = system.servers.memory()
     time.sleep(max(0, first_due + 10 * NS - time.time_ns()) / NS)
     system.servers.flush()
-    lost = time.monotonic()
-    full: float | None = None
-    while time.time_ns() < max(due.values()) + 5 * NS:
-        time.sleep(0.25)
-        if full is None and system.servers.memory() > 0.9 * held:
-            full = time.monotonic() - lost
     system.await_starts(due)
     starts = system.started(due)
     curve = []
     for second in range(seconds):
         of_it = {n: at for n, at in due.items() if (at - first_due) // NS == second}
         curve.append(round(stats.lateness(of_it, starts)["max"]))
-    return {**stats.lateness(due, starts), "full_again_after": full, "most_by_second": curve}
+    return {**stats.lateness(due, starts), "most_by_second": curve}
 
 
 def edge(system: System, band: int = 100_000, rate: int = 500, turns: int = 3) -> dict[str, Any]:
