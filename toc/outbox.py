@@ -26,6 +26,7 @@ from sqlalchemy.orm import Session
 from typing_extensions import Unpack
 
 from toc.model.clock import Clock, from_ms
+from toc.model.documents import parse_object
 from toc.model.errors import ConfigError, InvalidInput, SchemaBehind, TocError, Unavailable, UnfitServer
 from toc.model.sharding import BizId
 from toc.model.task import MAX_BODY, NewTask, Request
@@ -130,7 +131,7 @@ def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
                 raise
             except InvalidInput as exc:
                 refused[record.id] = str(exc)
-            except (LookupError, OverflowError, TypeError, ValueError) as exc:
+            except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as exc:
                 refused[record.id] = f"it is no record of this version: {exc!r}"
         with engine.begin() as connection:
             connection.execute(sa.delete(table).where(table.c.id.in_(submitted)))
@@ -143,7 +144,7 @@ def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
 def _task(engine: sa.Engine, record: sa.Row[Any]) -> tuple[NewTask, Request | None]:
     """Return the task of a record, whose body is read by itself, and the request that it is, if it must not
     be repeated. Its time may have passed meanwhile."""
-    fields = json.loads(record.task)
+    fields = parse_object(record.task)
     name, keeps = fields.pop("request"), fields["on_conflict"] == "keep"
     request = None if keeps else Request.of("outbox", name, record.task.encode())
     for name in ("action_time", "expires_at"):
