@@ -1,6 +1,7 @@
 """The database alone: no index, so the rows say what is due, what has begun, and that it is so."""
 
 import json
+import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -190,3 +191,32 @@ def test_gateways_consumers_webhooks_and_schedules_need_no_index(alone: System) 
         hooked.center.close()
         gateway.stop()
         receiver.close()
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_workers_end_that_nobody_saw_as_the_index_was_switched(
+    alone: System, clean_redis: RedisServer, indexed: bool
+) -> None:
+    """They were starting, or paused. A row tells of no try of theirs that a cancel would have to know of."""
+    alone.create_topics()
+    url = {"TOC_REDIS_URL": clean_redis.url} if indexed else {}
+    settings = Settings(**{**alone.settings.model_dump(), "redis_url": clean_redis.url if indexed else None})
+    identity = alone.center.store.identity
+    identity.set_indexed(indexed)
+    daemon = alone.start(processes=1, env=url)
+    with TimeoutCenter(settings) as center:
+        center.handler("test.sync")(print)
+        with center.worker() as embedded:
+            alone.wait(embedded.ready.is_set, "the embedded one works", 30)
+            identity.set_indexed(not indexed)
+            alone.wait(lambda: daemon.process.poll() is not None, "the daemon ends", 30)
+            alone.wait(
+                lambda: all(one.name != "toc-embedded" for one in threading.enumerate()),
+                "the embedded one ends",
+                30,
+            )
+    assert daemon.events("index_switched")
+    told = forks.run(
+        ["worker", "--app", "harness.app:center"], env={**alone.env, **url}, directory=alone.directory
+    )
+    assert told.returncode == ConfigError.exit_code

@@ -40,6 +40,9 @@ class _Topics:
     is called when what is to be assigned has."""
 
     def __init__(self, center: TimeoutCenter, on_change: Callable[[], None]) -> None:
+        self.switched = False
+        """Whether there is an index and these settings name none, or the reverse: who switched it saw none of
+        ours."""
         self._center = center
         self._on_change = on_change
         self._pause = LOOK_SECONDS if center.settings.redis_url is not None else LOOK_BY_ROWS_SECONDS
@@ -63,7 +66,8 @@ class _Topics:
                 before = self.assigned()
                 self._center.catalog.refresh()
                 self._seen, self._read_at = seen, now
-                if self.assigned() != before:
+                self.switched = self._center.store.identity.indexed() is not self._center.queues.present
+                if self.switched or self.assigned() != before:
                     self._on_change()
         except TocError as exc:
             log.warning("topics_not_read", error=str(exc))
@@ -103,6 +107,11 @@ class WorkerSlots:
         self.coordinator.start()
         self.coordinator.set_topics(*self._topics.assigned())
         self._topics.loop.start()
+
+    @property
+    def index_switched(self) -> bool:
+        """Whether the index was switched on or off meanwhile, so that ours must not go on."""
+        return self._topics.switched
 
     def stop(self) -> None:
         """Leave the cluster."""
