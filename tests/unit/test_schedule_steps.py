@@ -1,7 +1,7 @@
 """When schedules fire, against an oracle of minutes, and what a step or a change of one does,
 policy by policy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from itertools import islice, pairwise
@@ -13,6 +13,7 @@ from harness.cron_oracle import oracle
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from toc.model import schedule
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidAttribute, InvalidSchedule
 from toc.model.schedule import END, Cron, Definition, Interval, Latest, preview
@@ -543,6 +544,23 @@ def test_a_long_time_is_counted_up_to_a_bound() -> None:
     )
     rare = Cron("0 0 29 2 *").latest(0, 10**12, 1000)
     assert (len(rare.last), rare.total) == (8, 8)
+
+
+def test_a_long_time_of_seconds_is_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tasks of its worker wait for that; a schedule of seconds after two years has 60 million."""
+    seen = 0
+
+    def counted(*of: Any) -> Iterator[datetime]:
+        nonlocal seen
+        for found in matching(*of):
+            seen += 1
+            yield found
+
+    matching = schedule._matching
+    monkeypatch.setattr(schedule, "_matching", counted)
+    found = Cron("* * * * * *").latest(0, 10**12, 1000)
+    assert (len(found.last), found.last[-1], found.total) == (1000, 10**12, 10_000)
+    assert seen < 12_000
 
 
 @pytest.mark.parametrize(
