@@ -3,22 +3,31 @@ two owners."""
 
 import os
 import signal
+import socket
 import time
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
 from fault.conftest import Case
 from fault.kit.load import TOPICS, Load, tasks
 from fault.kit.owners import hosts_by_slot, operator_of, owners, wait_for_shares
+from harness.secured import zookeeper_client
 from harness.system import TOPICS as ALL_TOPICS
 from harness.system import DaemonProcess, System
 
 from benchmarks.local import MariaDB, ZooKeeper
 from toc import NewTask
+from toc.coordination import znodes
+from toc.coordination.assignment import Member
 from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
 from toc.coordination.znodes import host_of
+from toc.model.topic import Slot
 from toc.operate.cluster import slot_owners
+from toc.worker.control import ControlPipe
+from toc.worker.daemon.processes import Child
+from toc.worker.daemon.slots import WorkerSlots
 
 # Fault 12: what becomes of daemons that share the work by rows, without ZooKeeper, and of their slots.
 
@@ -257,3 +266,39 @@ def _running(system: System, daemon: DaemonProcess) -> set[int]:
         if event.pid in workers:
             (found.add if event.event == "start" else found.discard)(event.job_id)
     return found
+
+
+def test_a_worker_drops_a_slot_that_another_claimed_when_its_session_had_ended(
+    case: Case, zookeeper: ZooKeeper, zookeeper_root: str
+) -> None:
+    line, system = case.begin(13, "session expiry", "another claims a slot meanwhile", hosts=True)
+    ours, theirs = socket.socketpair()
+    slots = WorkerSlots(system.center, system.settings, lambda: None)
+    worker = Child(ControlPipe(ours), Member(slots.name("host-a-0"), "host-a", 1.0), 0)
+    worker.member, lost = True, Slot("test.sync", 0)
+    root = f"/toc/{zookeeper_root}"
+    claim = f"{root}/slots/{lost}"
+
+    def holds(wanted: bool) -> bool:
+        slots.changed = True
+        slots.reconcile([worker], stopping=False)
+        return wanted == (lost in worker.held - worker.dropping)
+
+    onlooker = zookeeper_client(zookeeper)
+    with ExitStack() as stack:
+        stack.callback(onlooker.close)
+        stack.callback(onlooker.stop)
+        onlooker.start()
+        slots.start()
+        stack.callback(slots.stop)
+        slots.coordinator.join(worker.card)
+        system.wait(lambda: holds(True), "it has every slot", 30)
+        for path in (claim, f"{root}/workers/{worker.worker_id}"):
+            onlooker.delete(path)  # as ZooKeeper does when a session ends
+        onlooker.create(claim, znodes.encode(worker_id="host-b-0", since=0), ephemeral=True)
+        line.prove(onlooker.get(claim)[1].ephemeralOwner == onlooker.client_id[0], "the claim is another's")
+        system.wait(lambda: holds(False), "it is told to drop the slot", 30)
+    with closing(ControlPipe(theirs)) as told:
+        dropped = [message["slots"] for message in told.receive() if message["kind"] == "drop"]
+    assert dropped == [[[*lost]]]
+    worker.link.close()
