@@ -1,7 +1,7 @@
 """What the owner of a slot finds there, and removes or gives back. Its loops turn when the test says so."""
 
 from collections.abc import Collection, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from harness.clocks import PushedClock
@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from benchmarks.local import RedisServer
 from toc import TimeoutCenter
+from toc.index.messages import Generation
 from toc.maintenance import dead_entries as deadqueues
 from toc.model.task import TryRow
 from toc.model.topic import Slot
@@ -139,3 +140,17 @@ def test_what_a_silent_worker_left_is_given_back_beside_what_runs_here(
         entry.kept = LOST
     owner.reclaimer.run_once()
     assert not clean_redis.call("ZCARD", system.center.queues.keys(SLOT).prepare)
+
+
+def test_a_loss_seen_in_one_slot_has_every_slot_claimed_anew_at_once(
+    system: System, owner: WorkerAtRest, clean_redis: RedisServer
+) -> None:
+    """Each look asks some of the slots. What is taken under a number that is lost, another may hold too."""
+    slots = system.slots()
+    owner.own(slots)
+    found = owner.queues.generations(slots)
+    owner.queues.set_generations({slot: cast(Generation, found[slot]).serving for slot in slots})
+    owner.worker.watch.run_once()
+    clean_redis.call("FLUSHALL")
+    owner.worker.watch.run_once()
+    assert all(clean_redis.call("EXISTS", system.center.queues.keys(slot).claims) for slot in slots)
