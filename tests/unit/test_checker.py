@@ -159,11 +159,6 @@ def test_lost_a_deadline_that_was_acknowledged(story: Story) -> None:
     assert "L" in broken(story.verdict())
 
 
-def test_of_submits_of_one_dedup_key_at_once_any_may_be_the_one_that_is_stored(story: Story) -> None:
-    story.submit(due=0.003).submit(at=-8.95, took=0.5)  # answered later, stored first
-    assert story.run(0.001, 0.1).row().verdict().clean
-
-
 def test_lost_the_deadline_that_was_stored_to_that_of_a_later_submit_with_its_dedup_key(story: Story) -> None:
     assert broken(story.submit(due=0.003).submit(at=-8.85).run(0.1, 0.2).row().verdict()) == "L"
 
@@ -222,11 +217,6 @@ def test_a_handler_ran_before_a_cancel_that_was_answered_cancelled(story: Story)
     assert broken(story.verdict()) == "C"
 
 
-def test_a_cancel_that_came_late_could_not_see_what_redis_lost_one_in_time_must_hold(story: Story) -> None:
-    story.submit().run(0.1, 2).call("cancel", 1, "cancelled").row(TaskStatus.CANCELLED, 1)
-    assert story.fault("redis_loss", 0.5, 0.6).verdict().clean
-
-
 def test_a_cancel_in_time_holds_also_when_redis_loses_the_entry(story: Story) -> None:
     story.submit().run(0.1, 2).call("cancel", -1, "cancelled").row(TaskStatus.CANCELLED, -1)
     assert "C" in broken(story.fault("redis_loss", -2, 0).verdict())
@@ -237,14 +227,6 @@ def test_a_cancel_answers_for_former_deadlines_too(story: Story) -> None:
     story.call("cancel", 3, "cancelled").row(TaskStatus.CANCELLED, 3, version=1, due=5)
     assert story.verdict().clean
     assert broken(story.run(0.1, 0.2).verdict()) == "C", "cancelled means that it has never run"
-
-
-def test_a_cancel_could_not_see_what_redis_had_lost_of_a_former_deadline(story: Story) -> None:
-    story.submit().run(0.1, 2).call("reschedule", 0.15, "may_have_started", due=5)
-    story.call("cancel", 1, "cancelled").row(TaskStatus.CANCELLED, 1, version=1, due=5)
-    story.fault("redis_loss", 0.5, 0.6)
-    assert story.verdict().clean
-    assert "C" in broken(story.run(5.1, 5.2, version=1).verdict()), "in time for the present one"
 
 
 def test_a_cancel_that_came_late_for_a_former_deadline_allows_the_try_taken_for_it(story: Story) -> None:
@@ -305,14 +287,6 @@ def test_what_explains_that_a_run_without_an_end_was_repeated(
     assert verdict.duplicates == ({kind: 1} if explained else {})
 
 
-def test_a_duplicate_counts_for_the_fault_that_says_most(story: Story) -> None:
-    story.submit().run(0.1).run(4, 4.1, pid=2).fault("redis_down", -3, -2).row(ended=4.2)
-    assert story.fault("store_down", -2.5, -2).verdict().duplicates == {"redis_down": 1}
-    assert story.fault("redis_loss", -1, 3).verdict().duplicates == {"redis_loss": 1}
-    assert story.fault("redis_down", 0.2, 0.3).verdict().duplicates == {"redis_loss": 1}
-    assert story.fault("pause", 0.5, 3.5, 1).verdict().duplicates == {"pause": 1}
-
-
 def test_an_outage_of_redis_explains_nothing_by_itself(story: Story) -> None:
     """Neither for what began before or in it nor for what had ended; and MySQL was away only afterwards."""
     story.submit(1).run(0.1, job=1).run(6, 6.1, pid=2, job=1).row(ended=6.2, job=1)
@@ -359,13 +333,6 @@ def test_a_fault_explains_nothing_that_had_ended_and_was_written_before_it(story
     assert story.verdict(write=5.0).clean
 
 
-def test_what_mysql_held_up_was_not_written_when_the_process_died(story: Story) -> None:
-    story.submit().run(0.1, 0.2).run(7, 7.1, pid=2).fault("kill", 6, 6, 1).fault("store_down", 0.1, 5).row(
-        ended=7.2
-    )
-    assert story.verdict().duplicates == {"kill": 1}
-
-
 def test_a_failed_try_that_was_not_charged(story: Story) -> None:
     story.submit().run(0.1, 0.2, "raise").run(0.5, 0.6, pid=2).row(ended=0.7)
     assert broken(story.verdict()) == "R"
@@ -384,20 +351,6 @@ def test_a_try_that_was_charged_for_nothing(story: Story) -> None:
     assert story.fault("kill", 0.05, 0.06, 3).verdict().clean  # its holder may have died before it started
 
 
-def test_a_try_that_was_taken_by_a_process_that_was_about_to_die(story: Story) -> None:
-    """SIGKILL was sent 60 ms before the task was due: it may have been taken all the same."""
-    story.submit().run(0.3, 0.4, attempt=2).row(attempts=1)
-    assert story.fault("kill", -0.07, -0.06, 3).verdict().clean
-
-
-def test_a_try_that_was_taken_by_a_process_that_its_own_handler_was_ending(story: Story) -> None:
-    """Its other threads go on until the kernel has ended them."""
-    story.submit().run(0.3, 0.4, attempt=2).row(attempts=1)
-    story.submit(job=2, due=-1).run(-0.5, -0.06, "die", job=2, pid=3).run(0.2, 0.3, job=2, attempt=2)
-    story.row(job=2, attempts=1, crashes=0, due=-1)
-    assert story.verdict().clean
-
-
 def test_a_try_that_was_charged_for_a_kill_long_before(story: Story) -> None:
     story.submit().run(0.3, 0.4, attempt=2).row(attempts=1)
     assert broken(story.fault("kill", -3, -2, 3).verdict()) == "R"
@@ -413,13 +366,6 @@ def test_a_try_that_was_charged_for_a_fault_after_a_deadline_that_was_brought_fo
 def test_an_orderly_stop_charges_nothing(story: Story) -> None:
     story.submit().run(0.1, 0.2, attempt=2).row(attempts=1).fault("stop", 0.05, 0.06, 3)
     assert broken(story.verdict()) == "R"
-
-
-def test_the_end_that_a_copy_of_a_process_tells_is_no_end_of_its_try_whichever_file_is_read_first(
-    story: Story,
-) -> None:
-    story.line("end", 0.1, 1, job=1, out="ok", **{"try": 1})  # the file of this pid is the first
-    assert story.submit().run(0.05, 0.2, pid=200).row().verdict().clean
 
 
 def test_a_task_that_died_of_a_crash(story: Story) -> None:
@@ -530,26 +476,7 @@ def test_entries_of_a_task_that_ended(story: Story, places: list[tuple[str, int]
     assert broken(story.verdict()) == found
 
 
-def test_findings_are_kept_up_to_a_number_and_counted_beyond_it(story: Story) -> None:
-    for job in range(1, 301):
-        story.submit(job)
-    verdict = story.verdict()
-    assert verdict.breaches["L"] == 300
-    assert len(verdict.findings["L"]) == 100
-    assert "300 in all" in str(verdict)
-
-
 # --- pulled
-
-
-@pytest.mark.parametrize(("pid", "cause"), [(1, "kill"), (9, "ttr")])
-def test_what_was_not_acked_comes_again_when_its_lease_has_ended_and_something_broke(
-    story: Story, pid: int, cause: str
-) -> None:
-    story.submit().run(0.1, until=4).fault("kill", 0.2, 0.3, pid).run(4.1, 4.2, pid=2, attempt=2, until=8)
-    verdict = story.row(ended=4.3, attempts=1).verdict()
-    assert broken(verdict) == ""
-    assert verdict.duplicates == {cause: 1}
 
 
 def test_what_comes_again_although_nothing_broke_has_no_cause(story: Story) -> None:
@@ -560,12 +487,6 @@ def test_what_comes_again_although_nothing_broke_has_no_cause(story: Story) -> N
 def test_no_fault_lets_a_pulled_task_come_again_before_its_lease_has_ended(story: Story) -> None:
     story.submit().run(0.1, until=4).fault("kill", 0.2, 0.3, 1).run(3.9, 4.2, pid=2, attempt=2, until=8)
     assert broken(story.row(ended=4.3, attempts=1).verdict()) == "D"
-
-
-def test_a_nack_frees_a_pulled_task_before_its_lease_has_ended(story: Story) -> None:
-    story.submit().run(0.1, 0.2, "raise", until=4).run(0.5, 0.6, pid=2, attempt=2, until=8)
-    verdict = story.row(ended=0.7, attempts=1).verdict()
-    assert (broken(verdict), dict(verdict.duplicates)) == ("", {})
 
 
 def test_nothing_comes_again_after_an_ack_that_was_answered_in_time(story: Story) -> None:
@@ -581,8 +502,3 @@ def test_only_of_what_is_pulled_a_try_is_charged_that_mysql_has_not_answered(
     story.delivery = delivery
     story.submit().fault("store_down", 0.0, 2.0).run(4.1, 4.2, attempt=2)
     assert broken(story.row(ended=4.3, attempts=1).verdict()) == found
-
-
-def test_a_bury_that_was_not_answered_before_the_lease_ended_ends_nothing(story: Story) -> None:
-    story.submit().run(0.1, 3.9, "dead", until=4).run(4.1, 4.2, pid=2, attempt=2, until=8)
-    assert broken(story.row(ended=4.3, attempts=1).verdict()) == ""

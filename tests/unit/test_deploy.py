@@ -105,12 +105,11 @@ def test_systemd_knows_every_line_of_a_unit_and_its_sandbox_is_tight(
     assert judged.returncode == 0, judged.stdout + judged.stderr
 
 
-# The alert rules and the dashboard name what there is, and each alert says what to do.
+# The alert rules and the dashboard name what there is.
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"
 RULES = (PROMETHEUS / "alerts.yml").read_text()
-ALERTS = re.findall(r"^      - alert: (\w+)$", RULES, re.MULTILINE)
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/toc.json").read_text())
 QUERIES = [
     target["expr"].replace("$__rate_interval", "5s")  # as Grafana puts in
@@ -141,18 +140,6 @@ def test_every_metric_and_label_that_is_asked_for_exists() -> None:
     for name in re.findall(r"\bby \(([^)]*)\)", text):
         labels = {label.strip() for label in name.split(",")} - {"alertname"}
         assert labels <= set().union(*known.values()), labels
-
-
-def test_each_alert_leads_to_its_place_in_the_runbook() -> None:
-    linked = re.findall(r"^          runbook_url: docs/run.md#(\w+)$", RULES, re.MULTILINE)
-    assert linked == [alert.lower() for alert in ALERTS]
-    headings = re.findall(r"^### (\w+)$", (ROOT / "docs/run.md").read_text(), re.MULTILINE)
-    assert set(ALERTS) <= set(headings)
-
-
-def test_each_alert_is_tried() -> None:
-    tried = re.findall(r"labels: '{alertname=\"(\w+)\"", (PROMETHEUS / "alerts_test.yml").read_text())
-    assert set(tried) == set(ALERTS)
 
 
 def test_promtool_finds_nothing_wrong_and_every_alert_is_raised(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 import tomllib
 from functools import cache
@@ -176,52 +175,3 @@ def test_whatever_is_imported_is_declared() -> None:
     for host in ("pytest", "django"):  # it loads what is for it; nothing else imports that
         del found[host]
     assert {root: of for root, of in found.items() if not known & of} == {}
-
-
-BASE = """
-import sys
-
-class Missing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {missing}:
-            raise ModuleNotFoundError(name, name=name)
-
-sys.meta_path.insert(0, Missing())
-{program}
-"""
-
-
-def in_base(program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program that can import no package that an extra declares."""
-    extras = (
-        set().union(*(names for extra, names in declared().items() if extra))
-        - declared()[""]
-        - {"timeout-center"}
-    )
-    missing = {root for root, names in packages_distributions().items() if extras & set(map(name, names))}
-    return subprocess.run(
-        [sys.executable, "-c", BASE.format(missing=missing, program=program)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_an_application_that_submits_needs_no_extra() -> None:
-    done = in_base("import toc; toc.TimeoutCenter().close()")
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_an_application_that_is_tested_needs_no_extra() -> None:
-    done = in_base(
-        "from toc import TimeoutCenter\nfrom toc.testing import Toc\ncenter = TimeoutCenter()\n"
-        "center.handler('order.close')(print)\nwith Toc() as toc:\n"
-        "    center.submit('order.close', biz_id=1, delay=60)\n    assert toc.advance('1m') == 1"
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_command_without_its_packages_says_in_a_line_what_to_install() -> None:
-    done = in_base("from toc.__main__ import run; run()")
-    assert done.returncode == 2
-    assert done.stderr == "the toc command needs rich: pip install 'timeout-center[worker]'\n"

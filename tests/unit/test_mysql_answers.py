@@ -1,14 +1,10 @@
-"""The answers of MySQL, what toc uses of its drivers' insides, and which server holds which table."""
+"""The answers of MySQL, and which server holds which table."""
 
-import ast
 import random
 import struct
-import tomllib
 from collections.abc import Callable
 from datetime import datetime
-from pathlib import Path
 
-import aiohttp
 import pytest
 from pymysql.converters import decoders
 from pymysql.err import MySQLError, OperationalError, ProgrammingError
@@ -177,55 +173,6 @@ def test_what_is_left_after_the_answers_is_not_left_to_the_next() -> None:
         with pytest.raises(OperationalError, match="cannot be parsed") as raised:
             read_answers(from_wire(wire, 100), decoders, count)
         assert raised.value.args[0] == 2027, "a code that means: nobody knows whether it took effect"
-
-
-# What toc uses of its drivers' insides: a version without it fails here first, not in production.
-
-ROOT = Path(__file__).parents[2]
-
-
-def used(file: str, receivers: set[str]) -> set[str]:
-    """The private members that a file takes of objects of these names."""
-    tree = ast.parse((ROOT / "toc" / file).read_text())
-    return {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and node.attr.startswith("_")
-        and ast.unparse(node.value).split(".")[-1] in receivers
-    }
-
-
-def members(file: str | None) -> set[str]:
-    """What a module defines, or sets on its objects."""
-    assert file is not None
-    tree = ast.parse(Path(file).read_text())
-    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    return defined | {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
-
-
-def test_no_others_are_used() -> None:
-    assert not used("store/servers/mysql.py", {"driver", "connection"}), "pymysql's"
-    assert not used("gateway/connections.py", {"_inner"}), "uvicorn's"
-
-
-def test_aiohttp_has_it() -> None:
-    assert "_factory" in members(aiohttp.connector.__file__), "else nothing bounds what a receiver answers"
-
-
-@pytest.mark.parametrize("driver", ["pymysql", "hiredis", "uvicorn", "aiohttp"])
-def test_their_versions_are_bounded_from_above(driver: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [
-        *project["dependencies"],
-        *(one for some in project["optional-dependencies"].values() for one in some),
-    ]
-    (bounds,) = {line for line in wanted if line.partition("[")[0].partition(">")[0] == driver}
-    assert "<" in bounds
 
 
 # Which server holds which database and table, and what is refused.

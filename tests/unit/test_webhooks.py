@@ -318,6 +318,35 @@ def test_of_several_addresses_only_those_that_may_be_are_connected_to() -> None:
         assert not met()
 
 
+@contextmanager
+def served(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A port that a thread serves, whose end the block's end waits for."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Thread(target=serve, args=[listener])
+        server.start()
+        yield listener.getsockname()[1]
+        server.join(60)
+        assert not server.is_alive()
+
+
+def sent(
+    port: int, times: int = 1, seconds: float = 60.0, then: Callable[[], object] = lambda: None
+) -> list[Response]:
+    """So many requests by one sender, which does something more before it is closed."""
+
+    async def each() -> list[Response]:
+        url = f"http://127.0.0.1:{port}"
+        sender = Sender(Allow([url, "127.0.0.1"]))
+        try:
+            answers = [await sender.send(f"{url}/", {"A": "b"}, b"{}", seconds) for _ in range(times)]
+            await asyncio.to_thread(then)
+            return answers
+        finally:
+            await sender.close()
+
+    return asyncio.run(each())
+
+
 @pytest.mark.parametrize(("kept", "statuses"), [(True, [200, 200]), (False, [None, None])])
 def test_a_kept_connection_that_was_closed_meanwhile_costs_no_try_but_a_new_one_is_not_made_twice(
     kept: bool, statuses: list[int | None]
@@ -341,20 +370,8 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_no_try_but_a_new_one_
                     client.sendall(b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 0\r\n\r\n")
                     read(client)  # the next request, which is not answered
 
-    async def twice(port: int) -> list[int | None]:
-        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
-        try:
-            url = f"http://127.0.0.1:{port}/"
-            return [(await sender.send(url, {"A": "b"}, b"{}", 60.0)).status for _ in range(2)]
-        finally:
-            await sender.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Thread(target=serve, args=[listener])
-        server.start()
-        assert asyncio.run(twice(listener.getsockname()[1])) == statuses
-        server.join(60)
-        assert not server.is_alive()
+    with served(serve) as port:
+        assert [answer.status for answer in sent(port, 2)] == statuses
     assert connections == 2
     assert got.count(b"POST / ") == (3 if kept else 2)
     assert b"cookie" not in got.lower()
@@ -390,22 +407,11 @@ def test_a_receiver_that_sends_without_end_is_cut_off(begin: bytes, flood: bytes
                 client.sendall(flood * 1000)
         broken.set()
 
-    async def sent(port: int) -> tuple[Response, bool]:
-        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
-        try:
-            answer = await sender.send(f"http://127.0.0.1:{port}/", {"A": "b"}, b"{}", 10.0)
-            return answer, await asyncio.to_thread(broken.wait, 10)
-        finally:
-            await sender.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Thread(target=serve, args=[listener])
-        server.start()
-        answer, ended = asyncio.run(sent(listener.getsockname()[1]))
-        server.join(60)
+    with served(serve) as port:
+        (answer,) = sent(port, seconds=10.0, then=lambda: broken.wait(10))
+        assert broken.is_set(), "it goes on sending"
     assert answer.status == status, answer.text
     assert "within" not in answer.text, "it was broken off in time only"
-    assert ended, "it goes on sending"
 
 
 def test_the_longest_head_and_what_is_read_of_a_body_may_arrive() -> None:
@@ -423,18 +429,8 @@ def test_the_longest_head_and_what_is_read_of_a_body_may_arrive() -> None:
                 client.recv(65536)
                 client.sendall(answer)
 
-    async def each(port: int) -> list[Response]:
-        sender = Sender(Allow([f"http://127.0.0.1:{port}", "127.0.0.1"]))
-        try:
-            return [await sender.send(f"http://127.0.0.1:{port}/", {}, b"{}", 30.0) for _ in answers]
-        finally:
-            await sender.close()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Thread(target=serve, args=[listener])
-        server.start()
-        found = asyncio.run(each(listener.getsockname()[1]))
-        server.join(60)
+    with served(serve) as port:
+        found = sent(port, len(answers), 30.0)
     assert [(one.status, one.text) for one in found] == [(500, "y" * 1000)] * 2
 
 
