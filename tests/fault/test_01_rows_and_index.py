@@ -1,7 +1,6 @@
 """Faults 1 and 2: crashes between a row and its index entry, submits without Redis,
 COMMITs whose answer is lost."""
 
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
@@ -101,33 +100,6 @@ def test_submits_while_redis_is_down_are_acknowledged_and_run_on_time_or_soon_af
     line.judge(system, within=4)
 
 
-@pytest.mark.chaos
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("rate", [300, 1000])
-def test_a_minute_without_redis_under_load_loses_no_submit(case: Case, rate: int) -> None:
-    line = case.verdict(1, "a minute without Redis under load", f"{rate} tasks/s")
-    redis = case.launch(RedisServer)
-    system = case.build(redis.url, tables=16)
-    system.start("host-a")
-    for first in range(0, (rate - 100) * 100, 5000):
-        system.client.submit_many(tasks(5000, ahead=(1.0, 101.0), fail=0.05, first=first))
-    with Load(system.client, rate=100, ahead=(0.5, 5.0)) as load:
-        load.more(500)
-        with system.recorder.fault("redis_down"):
-            began, before = time.time(), len(load.job_ids)
-            redis.kill()
-            time.sleep(60)
-            acknowledged = len(load.job_ids) - before
-            redis.start()
-            ended = time.time()
-        load.more(300)
-    line.judge(system, within=10, at_most=20, wait=120)
-    late = system.late(since=began, before=ended)
-    line.prove(acknowledged > 4500, f"{acknowledged} submits acknowledged without Redis; meanwhile {late}")
-    assert not load.errors, load.raised  # every submit was acknowledged
-    line.on_time(late, p99=2_000)
-
-
 # Fault 2: commits whose answer is lost, and the same submit from many threads.
 
 
@@ -171,34 +143,3 @@ def test_an_unanswered_commit_makes_one_row_and_one_run(case: Case, monkeypatch:
         system.start()
     line.judge(system, within=3)
     assert len(system.starts(winner)) == 1
-
-
-@pytest.mark.slow
-def test_cancels_and_submits_whose_answers_are_lost_close_to_the_due_time_keep_their_word(case: Case) -> None:
-    line = case.verdict(2, "ambiguous COMMIT", "cancel and submit near the due time, Redis and MySQL")
-    table, index = case.relay(case.mariadb.port, seed=3), case.relay(case.redis.port, seed=4)
-    system = case.build(topic_prepare_timeout=5)
-    system.start()
-    changed = {
-        "database_urls": [through(table, case.mariadb.url)],
-        "redis_url": f"redis://127.0.0.1:{index.port}",
-    }
-    with TimeoutCenter(system.settings.model_copy(update=changed)) as center:
-        client = Client(center, system.recorder)
-        center.catalog.get("test.sync")
-        for proxy in (table, index):
-            proxy.eat(b"", count=None, probability=0.03, quiet=0.005)
-        loads = [
-            Load(client, rate=80, ahead=(0.02, 0.3), cancel=0.8, fail=0.2, seed=seed, first=seed * 1_000_000)
-            for seed in (1, 2, 3)
-        ]
-        with loads[0], loads[1], loads[2]:
-            system.wait(lambda: all(len(load.job_ids) > 400 for load in loads), "the load is in", 60)
-        for proxy in (table, index):
-            proxy.eat_nothing()
-    line.prove(
-        table.stats.eaten > 20 and index.stats.eaten > 20,
-        f"{table.stats.eaten} answers of MySQL and {index.stats.eaten} of Redis eaten",
-    )
-    judged = line.judge(system, within=4)
-    assert judged.counts["cancelled"] > 200

@@ -9,12 +9,11 @@ from fault.conftest import Case
 from fault.kit import servers
 from fault.kit.load import Load, tasks
 from fault.kit.servers import Reshard, Sentinel, cluster_replica, errors_told
-from fault.kit.table import Line, overdue
+from fault.kit.table import Line
 from harness import forks
 from harness.final import read_final
 from harness.patience import until
 from harness.system import System
-from harness.tables import raw, task_tables
 
 from benchmarks.local import RedisCluster, RedisServer
 from toc import CancelOutcome, NewTask
@@ -102,9 +101,6 @@ def _lose_the_master(system: System, line: Line, master: RedisServer, replica: R
 
 # Fault 5: Redis comes back empty, or with an older state of its data.
 
-FAR_MS = 2_000_000_000_000
-"""Later than all that is pending, and still an instant to FROM_UNIXTIME."""
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["wiped", "old snapshot"])
@@ -149,50 +145,6 @@ def standing(system: System, queue: str) -> set[int]:
     """What stands in StoreQueues, or in DeadQueues."""
     index = read_final(system.center).index
     return {job_id for job_id, places in index.items() if any(place.queue == queue for place in places)}
-
-
-@pytest.mark.chaos
-@pytest.mark.timeout(900)
-def test_an_emptied_redis_has_its_two_hundred_thousand_tasks_back_the_soonest_first(case: Case) -> None:
-    line = case.verdict(5, "FLUSHALL with 200,000 pending")
-    redis = case.launch(RedisServer)
-    system = case.build(redis.url, databases=8, tables=64)
-    system.start()
-    system.wait(system.whole, "the index is recorded as whole", 20)
-    for first in range(0, 190_000, 5000):
-        system.client.submit_many(tasks(5000, ahead=(3600, 7200), first=first))
-    system.client.submit_many(tasks(10_000, ahead=(5, 95), first=1_000_000))
-    with system.recorder.fault("redis_loss"):
-        redis.call("FLUSHALL")
-        began = time.time()
-        missing = lacking(system, redis, FAR_MS)
-    line.prove(missing > 190_000, f"{missing:,} entries were gone")
-    took = []
-    for until_ms in (int((began + 60) * 1000), FAR_MS):
-        system.wait(lambda: lacking(system, redis, until_ms) <= 0, f"all due until {until_ms}", 200)  # noqa: B023
-        took.append(time.time() - began)
-    system.wait(lambda: not overdue(system, 0) and time.time() > began + 92, "those due soon have run", 120)
-    late = system.late(since=began, before=began + 88)
-    line.prove(
-        True, f"what is due in a minute was back after {took[0]:.1f} s, all after {took[1]:.0f} s; {late}"
-    )
-    line.within(took[0], 3)
-    line.within(took[1], 60)
-    line.on_time(late, most=5_000)
-    line.judge(system, within=5, at_most=20)
-
-
-def lacking(system: System, redis: RedisServer, until_ms: int) -> int:
-    """How many pending tasks that are due by then have no entry. What runs meanwhile makes it smaller."""
-    found = servers.count_queued(redis, until_ms)
-    with raw(system.settings) as connection:
-        pending = sum(
-            connection.exec_driver_sql(
-                f"SELECT COUNT(*) FROM {name} WHERE status=0 AND next_time<=FROM_UNIXTIME({until_ms / 1000})"
-            ).scalar_one()
-            for name in task_tables(system.settings)
-        )
-    return int(pending) - found
 
 
 # Fault 6: a Redis that would evict, and one whose memory is full.

@@ -1,13 +1,9 @@
 """Faults 8 and 9: Redis refuses, for a while, or its replies never arrive."""
 
-import time
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 from fault.conftest import Case
 from fault.kit.load import Load, tasks
-from fault.kit.servers import errors_told, fill, info, pause_replication, promote
+from fault.kit.servers import errors_told, info, pause_replication, promote
 from harness.patience import until
 
 from benchmarks.local import RedisServer
@@ -67,31 +63,6 @@ def test_every_passing_refusal_of_redis_is_outlived(case: Case) -> None:
     line.judge(system, within=8)
 
 
-@pytest.mark.slow
-def test_a_redis_whose_disk_is_full_is_outlived_as_one_that_is_away(
-    case: Case, small_disk: Callable[[int], Path]
-) -> None:
-    line = case.verdict(8, "Redis's disk is full")
-    disk = small_disk(16)
-    with RedisServer(disk / "redis") as redis:
-        system = case.build(redis.url)
-        daemon = system.start()
-        system.client.submit_many(tasks(1000, ahead=(0.5, 8.0), fail=0.1))
-        with Load(system.client, rate=100, ahead=(0.1, 2.0)) as load:
-            load.more(50)
-            with system.recorder.fault("redis_down"):
-                ballast = fill(disk)
-                system.wait(lambda: "(MISCONF)" in daemon.log.read_text(), "the workers meet it", 60)
-                load.more(200)
-                ballast.unlink()
-            load.more(100)
-        told = errors_told([redis])
-        line.prove(told["MISCONF"] > 10, f"answered {told['MISCONF']} MISCONF")
-        assert not load.errors
-        line.judge(system, within=8)
-        system.stop()
-
-
 # Fault 9: replies of Redis that never arrive, above all those that say what a prepare has taken.
 
 PREPARE = Script("prepare").sha.encode()
@@ -126,26 +97,4 @@ def test_a_lost_reply_costs_neither_a_task_nor_its_lease(
         f"{eaten} of {proxy.stats.matched} replies eaten",
     )
     # Far below prepare_timeout: what a lost reply had taken is adopted, not left until its lease ends.
-    line.judge(system, within=8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [3, 12])
-def test_what_a_redis_that_hung_executes_when_nobody_waits_any_more_is_seen(case: Case, seconds: int) -> None:
-    line = case.verdict(9, "Redis hangs (SIGSTOP)", f"{seconds} s")
-    redis = case.launch(RedisServer)
-    system = case.build(redis.url, topic_prepare_timeout=30)
-    daemon = system.start()
-    # Many fall due while it hangs: each prepare that waits in its sockets then takes some.
-    system.client.submit_many(tasks(1500, ahead=(0.5, 3.0 + seconds), fail=0.05))
-    with Load(system.client, rate=50, ahead=(0.1, 1.0)) as load:
-        load.more(50)
-        with system.recorder.fault("redis_down"):
-            redis.pause()
-            time.sleep(seconds)
-            redis.resume()
-        load.more(50)
-    refused = daemon.log.read_text().count("prepare_failed")
-    line.prove(refused, f"prepare failed {refused} times, the slowest submit took {load.slowest:.1f} s")
-    assert not load.errors
     line.judge(system, within=8)

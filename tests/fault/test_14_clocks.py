@@ -101,33 +101,6 @@ def test_a_clock_that_is_behind_is_named_also_where_few_tasks_are_due(case: Case
 
 
 @pytest.mark.slow
-def test_a_host_whose_clock_is_an_hour_ahead_ends_no_task_as_expired(case: Case) -> None:
-    """Neither those that are due in a while nor those that are due meanwhile."""
-    line = case.verdict(14, "clock an hour ahead, tasks that expire", "for 6 s")
-    clock = ClockFile(case.path / "clock")
-    system = case.build(topic_prepare_timeout=3)
-    daemon = system.start(env=clock.python_env)
-    now = datetime.now(UTC)
-    job_ids = [
-        system.client.submit(
-            "test.sync",
-            biz_id=n,
-            action_time=now + timedelta(seconds=2 + n / 2),
-            expires_at=now + timedelta(minutes=10),
-        )
-        for n in range(20)
-    ]
-    clock.shift(3600)
-    time.sleep(6)  # the sweep looks every 5 s at what is overdue
-    clock.shift(0)
-    system.wait(lambda: not system.pending(job_ids), "all have ended", SETTLE)
-    assert {row.status for row in system.center.store.read(job_ids).values()} == {TaskStatus.PROCESSED}
-    assert not daemon.events("task_expired")
-    line.prove(system.late(job_ids)[-1] > 1000, "some waited until the clock was right")
-    line.judge(system, within=SETTLE, hold=35)
-
-
-@pytest.mark.slow
 def test_what_has_expired_by_all_clocks_but_its_database_servers_is_asked_about_now_and_then(
     case: Case, launch: Shifted
 ) -> None:

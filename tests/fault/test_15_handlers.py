@@ -252,22 +252,6 @@ def test_a_coroutine_past_max_runtime_is_cancelled_once_and_may_await_its_clean_
     line.judge(system, within=5)
 
 
-@pytest.mark.slow
-def test_a_coroutine_that_runs_alone_may_await_its_clean_up_too(case: Case) -> None:
-    line = case.verdict(36, "a coroutine past max_runtime", "it runs alone")
-    system = case.build(topic_max_runtime=2, topic_retries=4)
-    system.start(processes=1, app=APP)
-    attribute = {"deed": "exit 1", "deeds": 3, "sleep": 3600, "clean_up": 2}
-    job_id = system.client.submit("test.async", biz_id=1, delay=0.3, attribute=attribute)
-    system.wait(lambda: not system.pending([job_id]), "its run alone has ended", 30)
-    *_, begun, ended = (event for event in system.history() if event.job_id == job_id)
-    took = (ended.at - begun.at) / 1e9
-    line.prove(ended.outcome == "raise" and took >= 4, f"it was cancelled, and ended after {took:.1f} s")
-    row = system.row(job_id)
-    assert (row.status, row.last_error) == (TaskStatus.DEAD, "CancelledError: max_runtime is over")
-    line.judge(system, within=15, at_most=3, crash_limit=3)
-
-
 # Fault 18: a burst, a hot biz_id and slow topics; other topics stay on time, memory bounded.
 
 # Fault 18: a burst, a hot biz_id and a slow topic at once; other topics stay on time, memory bounded.

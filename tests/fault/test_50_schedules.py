@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 from fault.conftest import Case
 from fault.kit.compressed import NEW_YEAR, SECONDS_OF_YEAR
-from fault.kit.servers import ClockFile
-from fault.test_14_clocks import most_ahead
 from harness.cron_oracle import oracle
 from harness.patience import until
 from harness.rows import known
@@ -215,32 +213,6 @@ def test_a_server_that_hangs_stops_its_own_schedules(servers: tuple[MariaDB, Mar
         f"those of the others {late}",
     )
     line.on_time(late, most=500)
-
-
-@pytest.mark.slow
-def test_a_host_whose_clock_is_an_hour_ahead_decides_nothing_before_its_time(case: Case) -> None:
-    """Else it would take what is yet to come for what was missed, and skip it for good."""
-    line = case.verdict(50, "schedules, a host's clock is an hour ahead", "for 3 s")
-    clock = ClockFile(case.path / "clock")
-    system = case.build()
-    daemon = system.start(env=clock.python_env)
-    overlaps = {"beside": "allow", "alone": "skip"}
-    for name, overlap in overlaps.items():
-        system.center.schedules.create(name, topic="test.sync", every=1, overlap=overlap)
-    clock.shift(3600)
-    time.sleep(3)
-    clock.shift(0)
-    ran = each_second_once(system, list(overlaps), least=3)
-    line.tasks = sum(map(len, ran.values()))
-    states = {one.name: one.state for one in system.center.store.schedules.page()}
-    for name in overlaps:
-        assert (states[name].skipped, states[name].missed) == (0, 0)
-        for task in system.center.find(biz_id=name):
-            assert task.scheduled_for
-            assert task.action_time - task.scheduled_for < timedelta(seconds=60), "due when it should be"
-    assert not daemon.events("schedule_missed")
-    ahead = most_ahead(system)
-    line.prove(ahead > 3599, f"handlers saw clocks {ahead:+.0f} s off")
 
 
 def each_second_once(

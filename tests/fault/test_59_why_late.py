@@ -8,14 +8,15 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import pytest
 from fault.conftest import Case
-from fault.kit.proxy import through
+from fault.kit.proxy import Proxy, through
 from fault.kit.servers import ClockFile
 from harness.hooked import Hooked
 from harness.programs import missing
@@ -88,24 +89,16 @@ def paused(case: Case) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def backlog(case: Case) -> tuple[System, list[int]]:
-    system = begin(case, threads=2)
-    return system, run(system, submit(system, 3 * TASKS + 200, spread=0, sleep=0.02))
+def crowd(
+    count: int, *, topic: str = SYNC, threads: int = 4, sleep: float, **settings: Any
+) -> Callable[[Case], tuple[System, list[int]]]:
+    """So many tasks at once, each of which takes so long, where few may run at a time."""
 
+    def inject(case: Case) -> tuple[System, list[int]]:
+        system = begin(case, threads=threads, **settings)
+        return system, run(system, submit(system, count, topic, spread=0, sleep=sleep))
 
-def concurrency(case: Case) -> tuple[System, list[int]]:
-    system = begin(case, topic_concurrency=2)
-    return system, run(system, submit(system, TASKS + 10, spread=0, sleep=0.2))
-
-
-def concurrency_of_coroutines(case: Case) -> tuple[System, list[int]]:
-    system = begin(case, topic_concurrency=2)
-    return system, run(system, submit(system, TASKS + 10, ASYNC, spread=0, sleep=0.2))
-
-
-def threads(case: Case) -> tuple[System, list[int]]:
-    system = begin(case, threads=4)
-    return system, run(system, submit(system, TASKS + 20, spread=0, sleep=0.3))
+    return inject
 
 
 def event_loop(case: Case) -> tuple[System, list[int]]:
@@ -158,39 +151,35 @@ def redis(case: Case) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def database(case: Case) -> tuple[System, list[int]]:
-    gate = case.relay(case.mariadb.port)
-    system = begin(case, start=False)
-    system.start(processes=1, env={"TOC_DATABASE_URLS": through(gate, case.mariadb.url)})
-    job_ids = submit(system, TASKS, ahead=1.5)
+def database(
+    break_it: Callable[[Proxy], object], *, index: bool = True
+) -> Callable[[Case], tuple[System, list[int]]]:
+    """Tasks are due in 1.5 s, and what is between the worker and its only database server breaks."""
+
+    def inject(case: Case) -> tuple[System, list[int]]:
+        gate = case.relay(case.mariadb.port)
+        system = begin(case, start=False, index=index)
+        system.start(processes=1, env={"TOC_DATABASE_URLS": through(gate, case.mariadb.url)})
+        job_ids = submit(system, TASKS, ahead=1.5)
+        break_it(gate)
+        run(system, job_ids)
+        gate.delay(0)
+        return system, job_ids
+
+    return inject
+
+
+def stalled(gate: Proxy) -> None:
     time.sleep(1.2)
     gate.stall()
     time.sleep(4)
     gate.flow()
-    return system, run(system, job_ids)
 
 
-def database_slow(case: Case) -> tuple[System, list[int]]:
-    gate = case.relay(case.mariadb.port)
-    system = begin(case, start=False)
-    system.start(processes=1, env={"TOC_DATABASE_URLS": through(gate, case.mariadb.url)})
-    job_ids = submit(system, TASKS, ahead=1.5)
-    gate.delay(0.7)
-    run(system, job_ids)
-    gate.delay(0)
-    return system, job_ids
-
-
-def database_alone(case: Case) -> tuple[System, list[int]]:
-    """It is down for some seconds, where there is no index."""
-    gate = case.relay(case.mariadb.port)
-    system = begin(case, start=False, index=False)
-    system.start(processes=1, env={"TOC_DATABASE_URLS": through(gate, case.mariadb.url)})
-    job_ids = submit(system, TASKS, ahead=1.5)
+def refused(gate: Proxy) -> None:
     gate.refuse()
     time.sleep(5)
     gate.accept()
-    return system, run(system, job_ids)
 
 
 def backoff(case: Case) -> tuple[System, list[int]]:
@@ -211,33 +200,22 @@ def resume_rate(case: Case) -> tuple[System, list[int]]:
     return system, sorted(job_ids, key=lambda job_id: rows[job_id].next_time)[count // 2 :]
 
 
-def clock_of(case: Case) -> ClockFile:
-    clock = ClockFile(case.path / "clock")
-    if clock.missing:
-        missing(clock.missing)
-    return clock
+def clock(
+    seconds: float, *, ahead: float, afterwards: bool = False, index: bool = True
+) -> Callable[[Case], tuple[System, list[int]]]:
+    """The worker's clock is off, from the beginning or once it has tasks that are due in a while."""
 
+    def inject(case: Case) -> tuple[System, list[int]]:
+        own = ClockFile(case.path / "clock")
+        if own.missing:
+            missing(own.missing)
+        own.shift(0 if afterwards else seconds)
+        system = begin(case, env=own.python_env, index=index)
+        job_ids = submit(system, TASKS, ahead=ahead)
+        own.shift(seconds)
+        return system, run(system, job_ids)
 
-def clock_behind(case: Case) -> tuple[System, list[int]]:
-    clock = clock_of(case)
-    clock.shift(-3)
-    system = begin(case, env=clock.python_env)
-    return system, run(system, submit(system, TASKS))
-
-
-def clock_ahead(case: Case) -> tuple[System, list[int]]:
-    clock = clock_of(case)
-    clock.shift(3)
-    system = begin(case, env=clock.python_env)
-    return system, run(system, submit(system, TASKS, ahead=4.0))
-
-
-def clock_set_forward(case: Case) -> tuple[System, list[int]]:
-    clock = clock_of(case)
-    system = begin(case, env=clock.python_env, index=False)
-    job_ids = submit(system, TASKS, ahead=5.0)
-    clock.shift(10)
-    return system, run(system, job_ids)
+    return inject
 
 
 def worker_killed(case: Case) -> tuple[System, list[int]]:
@@ -273,7 +251,7 @@ def paused_then_backlog(case: Case) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def pulled(case: Case, pause: float, busy: float) -> tuple[System, list[int]]:
+def pulled(pause: float, busy: float, case: Case) -> tuple[System, list[int]]:
     """Tasks of a pulled topic: nobody asks for so long, then one consumer that takes so long for each, or
     none and all at once."""
     system = begin(case)
@@ -298,18 +276,6 @@ def pulled(case: Case, pause: float, busy: float) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def no_consumer_then_one(case: Case) -> tuple[System, list[int]]:
-    return pulled(case, pause=4.0, busy=0.01)
-
-
-def no_consumer(case: Case) -> tuple[System, list[int]]:
-    return pulled(case, pause=4.0, busy=0.0)
-
-
-def slow_consumer(case: Case) -> tuple[System, list[int]]:
-    return pulled(case, pause=0.1, busy=0.1)
-
-
 def ttr(case: Case) -> tuple[System, list[int]]:
     """Consumers that take tasks and do not answer; then one that does."""
     system = begin(case)
@@ -331,7 +297,7 @@ def ttr(case: Case) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def hooked(case: Case, count: int, seconds: float, **limits: Any) -> tuple[System, list[int]]:
+def hooked(count: int, seconds: float, case: Case, **limits: Any) -> tuple[System, list[int]]:
     """Tasks for a target that is paused for so long, or limited."""
     with closing(Receiver(Reply())) as receiver:
         system = begin(case, start=False)
@@ -348,27 +314,33 @@ def hooked(case: Case, count: int, seconds: float, **limits: Any) -> tuple[Syste
             return system, run(system, job_ids)
 
 
-def target_paused(case: Case) -> tuple[System, list[int]]:
-    return hooked(case, TASKS, 4.0)
-
-
-def target_limited(case: Case) -> tuple[System, list[int]]:
-    return hooked(case, 2 * TASKS + 40, 0.0, rate=max(TASKS / 4, 10.0))
-
-
 Inject = Callable[[Case], tuple[System, list[int]]]
-ALONE: Sequence[tuple[Inject, Cause]] = [
-    (paused, Cause.PAUSED), (backlog, Cause.BACKLOG), (concurrency, Cause.CONCURRENCY),
-    (concurrency_of_coroutines, Cause.CONCURRENCY), (threads, Cause.THREADS),
-    (event_loop, Cause.EVENT_LOOP),
-    (no_owner, Cause.NO_OWNER), (redis, Cause.REDIS), (database, Cause.DATABASE),
-    (database_slow, Cause.DATABASE), (database_alone, Cause.DATABASE), (backoff, Cause.BACKOFF),
-    (resume_rate, Cause.RESUME_RATE),
-    (clock_behind, Cause.CLOCK), (clock_ahead, Cause.CLOCK), (clock_set_forward, Cause.CLOCK),
-    (worker_killed, Cause.WORKER_KILLED), (stored_late, Cause.STORED_LATE), (halted, Cause.HALTED),
-    (no_consumer, Cause.NO_CONSUMER), (slow_consumer, Cause.BACKLOG), (ttr, Cause.TTR),
-    (target_paused, Cause.TARGET), (target_limited, Cause.TARGET),
-]  # fmt: skip
+ALONE: dict[str, tuple[Inject, Cause]] = {
+    "paused": (paused, Cause.PAUSED),
+    "backlog": (crowd(3 * TASKS + 200, threads=2, sleep=0.02), Cause.BACKLOG),
+    "concurrency": (crowd(TASKS + 10, topic_concurrency=2, sleep=0.2), Cause.CONCURRENCY),
+    "coroutines": (crowd(TASKS + 10, topic=ASYNC, topic_concurrency=2, sleep=0.2), Cause.CONCURRENCY),
+    "threads": (crowd(TASKS + 20, sleep=0.3), Cause.THREADS),
+    "event_loop": (event_loop, Cause.EVENT_LOOP),
+    "no_owner": (no_owner, Cause.NO_OWNER),
+    "redis": (redis, Cause.REDIS),
+    "database": (database(stalled), Cause.DATABASE),
+    "database_slow": (database(lambda gate: gate.delay(0.7)), Cause.DATABASE),
+    "database_alone": (database(refused, index=False), Cause.DATABASE),
+    "backoff": (backoff, Cause.BACKOFF),
+    "resume_rate": (resume_rate, Cause.RESUME_RATE),
+    "clock_behind": (clock(-3, ahead=1.0), Cause.CLOCK),
+    "clock_ahead": (clock(3, ahead=4.0), Cause.CLOCK),
+    "clock_set_forward": (clock(10, ahead=5.0, afterwards=True, index=False), Cause.CLOCK),
+    "worker_killed": (worker_killed, Cause.WORKER_KILLED),
+    "stored_late": (stored_late, Cause.STORED_LATE),
+    "halted": (halted, Cause.HALTED),
+    "no_consumer": (partial(pulled, 4.0, 0.0), Cause.NO_CONSUMER),
+    "slow_consumer": (partial(pulled, 0.1, 0.1), Cause.BACKLOG),
+    "ttr": (ttr, Cause.TTR),
+    "target_paused": (partial(hooked, TASKS, 4.0), Cause.TARGET),
+    "target_limited": (partial(hooked, 2 * TASKS + 40, 0.0, rate=max(TASKS / 4, 10.0)), Cause.TARGET),
+}
 
 
 def told(system: System, job_ids: Collection[int]) -> list[dict[str, Any]]:
@@ -385,29 +357,32 @@ def told(system: System, job_ids: Collection[int]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("inject", "cause"), ALONE, ids=[inject.__name__ for inject, _ in ALONE])
-def test_the_cause_of_late_tasks_is_told(case: Case, inject: Inject, cause: Cause) -> None:
+@pytest.mark.parametrize("name", ALONE)
+def test_the_cause_of_late_tasks_is_told(case: Case, name: str) -> None:
+    inject, cause = ALONE[name]
     system, job_ids = inject(case)
     shown = told(system, job_ids)
-    counts = _table[inject.__name__] = Counter(one["cause"] for one in shown)
+    counts = _table[name] = Counter(one["cause"] for one in shown)
     wrong = [one for one in shown if one["cause"] != cause]
     example = shown[len(shown) // 2]["sentence"] if shown else ""
-    print(f"\n{inject.__name__}: {len(shown)} late; {dict(counts)}; {example}")
+    print(f"\n{name}: {len(shown)} late; {dict(counts)}; {example}")
     assert len(shown) >= TASKS * 0.9, f"only {len(shown)} of {TASKS} tasks are told to be late"
     assert counts[cause] >= 0.95 * len(shown), wrong[:3]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("inject", "first"),
-    [(paused_then_backlog, Cause.PAUSED), (no_consumer_then_one, Cause.NO_CONSUMER)],
-    ids=lambda one: getattr(one, "__name__", None),
+    ("name", "inject", "first"),
+    [
+        ("paused_then_backlog", paused_then_backlog, Cause.PAUSED),
+        ("no_consumer_then_one", partial(pulled, 4.0, 0.01), Cause.NO_CONSUMER),
+    ],
 )
-def test_two_causes_are_both_named(case: Case, inject: Inject, first: Cause) -> None:
+def test_two_causes_are_both_named(case: Case, name: str, inject: Inject, first: Cause) -> None:
     """The first one ends about a second after their time, or after four; what follows is a backlog."""
     system, job_ids = inject(case)
     shown = told(system, job_ids)
-    _table[inject.__name__] = Counter(one["cause"] for one in shown)
+    _table[name] = Counter(one["cause"] for one in shown)
     both = 0
     for one in shown:
         shares = {share["cause"]: share["seconds"] for share in one["shares"]}

@@ -275,19 +275,3 @@ def test_a_bulk_of_too_much_is_refused_before_it_is_built() -> None:
     finally:
         tracemalloc.stop()
     assert most < 80 << 20, "the lists of 16 MiB take 300"
-
-
-def test_what_a_client_has_and_could_not_be_marked_as_processed_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr(port, "ACK_AGAIN_SECONDS", 0.0)
-    monkeypatch.setattr(port.log, "warning", lambda event, **about: told.append({"event": event, **about}))
-
-    async def ack(leases: list[str]) -> list[StoreUnavailable | None]:
-        return [None if lease == "well" else StoreUnavailable("away") for lease in leases]
-
-    service: Any = SimpleNamespace(pulls=SimpleNamespace(ack=ack), stopping=False)
-    one = port.Port(cast(Any, SimpleNamespace(service=service)), cast(Any, None), cast(Any, None))
-    asyncio.run(one._processed([cast(Any, SimpleNamespace(key=key)) for key in ("well", "lost")]))
-    assert told == [{"event": "rows_not_written", "tries": 1, "error": "away"}]

@@ -62,32 +62,6 @@ def _leak_descriptors() -> None:
         _leaked.append(os.open(os.devnull, os.O_RDONLY))  # raises in the end
 
 
-class Unspeakable(Exception):
-    """Its text takes a while, or is none."""
-
-    def __str__(self) -> str:
-        time.sleep(SPEAK_SECONDS)
-        raise SystemExit("it has no text")
-
-
-SPEAK_SECONDS = 5.0
-
-
-def _raise_unspeakable() -> None:
-    raise Unspeakable
-
-
-class Wordy(Exception):
-    """Its text is large."""
-
-    def __str__(self) -> str:
-        return "x" * 300_000_000
-
-
-def _raise_wordy() -> None:
-    raise Wordy
-
-
 def _use_copies() -> None:
     """What programs rightly do with copies of their process. Each fails the try if it does not work."""
     context = multiprocessing.get_context("fork")
@@ -150,7 +124,6 @@ DEADLY: dict[str, Callable[[], object]] = {
 OTHERS: dict[str, Callable[[], object]] = {
     "raise SystemExit": lambda: sys.exit(2), "SIGTERM": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "kill 0": lambda: os.kill(0, signal.SIGTERM), "leak descriptors": _leak_descriptors,
-    "raise the unspeakable": _raise_unspeakable, "raise what is wordy": _raise_wordy,
     "use copies": _use_copies, "close 0 to 2": _close_standard_streams,
     "connection at 2": _put_a_connection_in_place_of_stderr,
     "stop the event loop": lambda: asyncio.get_running_loop().stop(),

@@ -27,15 +27,8 @@ def through(proxy: Proxy, url: str) -> str:
 class Stats:
     """What passed and what was done to it: the proof that a fault bit."""
 
-    connections: int = 0
-    refused: int = 0
-    """Connections that were hung up on at once."""
-    cut: int = 0
-    """Connections that were cut while they were open."""
-    requests: int = 0
-    """Pieces that came from clients: about one per round trip."""
     matched: int = 0
-    """Of these, such as held the text that the rule for eating replies looks for."""
+    """Requests that held the text that the rule for eating replies looks for."""
     eaten: int = 0
     """Replies that the server sent and no client ever saw."""
     delayed: int = 0
@@ -199,12 +192,10 @@ class Proxy:
             with suppress(OSError):
                 opened = await asyncio.open_connection("127.0.0.1", self.target)
         if opened is None or self._refusing:  # perhaps only since then: nobody would end this pair
-            self.stats.refused += 1
             for side in (client, opened[1]) if opened else (client,):
                 side.transport.abort()
             return
         answers, server = opened
-        self.stats.connections += 1
         pair = _Pair(client, server)
         self._pairs.add(pair)
         pair.tasks = [
@@ -217,7 +208,6 @@ class Proxy:
     async def _upstream(self, pair: _Pair, reader: asyncio.StreamReader) -> None:
         with suppress(OSError):
             while data := await reader.read(_CHUNK):
-                self.stats.requests += 1
                 pair.used = time.monotonic()
                 if pair.forgotten:
                     self.stats.vanished += 1
@@ -297,7 +287,6 @@ class Proxy:
 
     async def _cut(self) -> int:
         pairs = list(self._pairs)
-        self.stats.cut += len(pairs)
         for pair in pairs:
             self._end(pair, flush=False)
         return len(pairs)

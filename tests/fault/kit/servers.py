@@ -44,15 +44,11 @@ def replicate(replica: RedisServer, master: RedisServer) -> None:
         server.call("CONFIG", "SET", "shutdown-timeout", 0)  # nor at its end for those that lag
     replica.call("REPLICAOF", "127.0.0.1", master.port)
     assert until(lambda: info(replica, "replication").get("master_link_status") == "up", 60), "no link"
-    assert until(lambda: caught_up(replica, master), 60), "the replica lags"
+    written = info(master, "replication")["master_repl_offset"]
+    reached = lambda: info(replica, "replication").get("slave_repl_offset") == written  # noqa: E731
+    assert until(reached, 60), "the replica lags"
     # While it writes what it was sent into a first append-only file, it ignores SIGTERM.
     assert until(lambda: info(replica, "persistence")["aof_rewrite_in_progress"] == "0", 60)
-
-
-def caught_up(replica: RedisServer, master: RedisServer) -> bool:
-    """Whether a replica has all that its master has written."""
-    ours = info(replica, "replication").get("slave_repl_offset")
-    return ours == info(master, "replication")["master_repl_offset"]
 
 
 def pause_replication(replica: RedisServer) -> None:
@@ -104,16 +100,6 @@ def queued(server: RedisServer) -> set[int]:
         if server.call("TYPE", key) == "zset" and not key.startswith("dead_"):
             found |= {int(member) for member in _list(server.call("ZRANGE", key, 0, -1))}
     return found
-
-
-def count_queued(server: RedisServer, until_ms: int) -> int:
-    """How many entries are due by then or prepared."""
-    count = 0
-    for key in _list(server.call("KEYS", "*test.*")):
-        if server.call("TYPE", key) == "zset" and not key.startswith("dead_"):
-            most = "+inf" if key.startswith("prepare_") else f"({until_ms + 1}"
-            count += int(str(server.call("ZCOUNT", key, "-inf", most)))
-    return count
 
 
 def _list(reply: object) -> list[str]:
@@ -174,7 +160,6 @@ class Reshard:
         self.nodes = cluster.nodes
         self.ids = [str(node.call("CLUSTER", "MYID")) for node in cluster.nodes]
         self.moved_slots = 0
-        self.moved_keys = 0
 
     def owner(self, hash_slot: int) -> int:
         """The position of the node that owns a hash slot, once all nodes are of one view."""
@@ -207,30 +192,19 @@ class Reshard:
         self.nodes[source].call("CLUSTER", "SETSLOT", hash_slot, "MIGRATING", self.ids[to])
         return source
 
-    def carry(self, hash_slot: int, source: int, to: int, *, limit: int = 1_000_000) -> int:
-        """Move at most ``limit`` keys of the slot, one by one; returns how many it moved."""
-        moved = 0
-        while moved < limit:
+    def carry(self, hash_slot: int, source: int, to: int, *, limit: int = 1_000_000) -> None:
+        """Move at most ``limit`` keys of the slot, one by one."""
+        for _ in range(limit):
             keys = _list(self.nodes[source].call("CLUSTER", "GETKEYSINSLOT", hash_slot, 1))
             if not keys:
-                break
+                return
             self.nodes[source].call("MIGRATE", "127.0.0.1", self.nodes[to].port, keys[0], 0, 5000)
-            moved += 1
-        self.moved_keys += moved
-        return moved
 
     def end(self, hash_slot: int, source: int, to: int) -> None:
         """Give the slot to its new node: from now on the old one answers MOVED."""
         for node in (self.nodes[to], self.nodes[source], *self.nodes):
             node.call("CLUSTER", "SETSLOT", hash_slot, "NODE", self.ids[to])
         self.moved_slots += 1
-
-    def move(self, hash_slot: int, to: int) -> None:
-        """The whole of it; what is added meanwhile lands at the target."""
-        source = self.begin(hash_slot, to)
-        self.carry(hash_slot, source, to)
-        self.end(hash_slot, source, to)
-        assert self.owner(hash_slot) == to
 
 
 # --- clocks
@@ -323,11 +297,11 @@ def small_disk(path: Path, megabytes: int) -> Iterator[Path]:
             subprocess.run(command, check=True)
 
 
-def fill(directory: Path, *, leave: int = 0) -> Path:
-    """Fill the disk of ``directory`` up to ``leave`` bytes; returns the file to delete afterwards."""
+def fill(directory: Path) -> Path:
+    """Fill the disk of ``directory``; returns the file to delete afterwards."""
     ballast = directory / "ballast"
     with ballast.open("wb", buffering=0) as file:
-        while (room := shutil.disk_usage(directory).free - leave) > 0:
+        while (room := shutil.disk_usage(directory).free) > 0:
             try:
                 file.write(b"\0" * min(room, 1 << 20))
             except OSError:  # full, which is what was asked for

@@ -66,11 +66,6 @@ class Line:
         assert bit, f"the fault did not bite: {proof}"
         self.proof = f"{self.proof}; {proof}" if self.proof else proof
 
-    def settled(self, seconds: float, *, within: float) -> None:
-        """Note how long it took to settle, and assert the promised time in a run that measures."""
-        self.settle = max(seconds, self.settle or 0.0)
-        assert seconds <= within + self.slack, f"settled after {seconds:.1f} s, promised were {within} s"
-
     def judge(
         self,
         system: System,
