@@ -206,6 +206,13 @@ class Reshard:
             node.call("CLUSTER", "SETSLOT", hash_slot, "NODE", self.ids[to])
         self.moved_slots += 1
 
+    def move(self, hash_slot: int, to: int) -> None:
+        """The whole of it; what is added meanwhile lands at the target."""
+        source = self.begin(hash_slot, to)
+        self.carry(hash_slot, source, to)
+        self.end(hash_slot, source, to)
+        assert self.owner(hash_slot) == to
+
 
 # --- clocks
 
