@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from conftest import Launch
 from fault.kit import servers, table
+from fault.kit.doors import create_pulled
 from fault.kit.proxy import Proxy
 from fault.kit.reader import Reader
 from fault.kit.table import Line
+from harness.gateway import Gateway
 from harness.machine import Machine
 from harness.programs import missing
 from harness.system import System
@@ -22,6 +24,7 @@ from harness.system import System
 from benchmarks.local import MariaDB, RedisServer
 
 _PASSED = pytest.StashKey[bool]()
+Servers = tuple[MariaDB, MariaDB]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -172,3 +175,40 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
         yield lambda megabytes: stack.enter_context(
             servers.small_disk(tmp_path / f"disk-{megabytes}", megabytes)
         )
+
+
+@pytest.fixture(scope="module")
+def two_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Two servers of the task table."""
+    place = tmp_path_factory.mktemp("servers")
+    with (
+        MariaDB(place / "first", buffer_pool="64M") as first,
+        MariaDB(place / "second", buffer_pool="64M") as second,
+    ):
+        yield first, second
+
+
+@pytest.fixture(name="servers")
+def servers_that_go_on(two_servers: Servers) -> Iterator[Servers]:
+    """They serve, and go on after the test whatever happens."""
+    yield two_servers
+    for server in two_servers:
+        server.resume()
+        server.start()  # does nothing when it runs
+
+
+@pytest.fixture
+def pulled(case: Case) -> System:
+    """Several gateways, with topics that are pulled, and nobody else."""
+    system = case.build(hosts=True, slots=1)
+    create_pulled(system)
+    return system
+
+
+@pytest.fixture
+def gateways(pulled: System) -> Iterator[tuple[Gateway, Gateway]]:
+    """Two on hosts of their own, which end in good order."""
+    here = Gateway(pulled)
+    there = Gateway(pulled, host="away", beside=here)
+    yield here, there
+    assert [there.stop(), here.stop()] == [0, 0]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fault.conftest import Case
+from fault.conftest import Case, Servers
 from fault.kit.load import TOPICS, Load
 from fault.kit.proxy import through
 from fault.kit.servers import application_url
@@ -31,8 +31,6 @@ CROWD = 20_000
 UNWRITTEN = 15
 """How many tasks a process may run, or have run and not written, as it is killed."""
 
-Servers = tuple[MariaDB, MariaDB]
-
 
 def producer(
     system: System, rate: float, belongs: Callable[[int], bool], client: Client | None = None
@@ -41,26 +39,6 @@ def producer(
     mine = (biz_id for biz_id in range(10**6, 10**7) if belongs(BizId.of(biz_id).crc % TABLES))
     steady: Any = {"ahead": (0.3, 0.3), "cancel": 0.0, "fail": 0.0}
     return Load(client or system.client, rate=rate, biz_ids=mine, **steady)
-
-
-@pytest.fixture(scope="module")
-def two_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
-    """Two servers of the task table."""
-    place = tmp_path_factory.mktemp("servers")
-    with (
-        MariaDB(place / "first", buffer_pool="64M") as first,
-        MariaDB(place / "second", buffer_pool="64M") as second,
-    ):
-        yield first, second
-
-
-@pytest.fixture
-def servers(two_servers: Servers) -> Iterator[Servers]:
-    """They serve, and go on after the test whatever happens."""
-    yield two_servers
-    for server in two_servers:
-        server.resume()
-        server.start()  # does nothing when it runs
 
 
 @contextmanager

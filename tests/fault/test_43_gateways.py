@@ -30,57 +30,44 @@ CONSUMERS, MOST = 4, 5
 """Consumers of a gateway that dies between two writes, and how many tasks each pulls at once."""
 
 
-@pytest.fixture
-def pulled(case: Case) -> System:
-    """Several gateways and nobody else."""
-    system = case.build(hosts=True, slots=1)
-    create_pulled(system)
-    return system
-
-
-def test_gateways_killed_while_a_hundred_pulls_wait_lose_no_task(pulled: System, case: Case) -> None:
+def test_gateways_killed_while_a_hundred_pulls_wait_lose_no_task(
+    pulled: System, gateways: tuple[Gateway, Gateway], case: Case
+) -> None:
     line = case.verdict(43, "gateways killed while pulls wait", f"{WAITING} consumers")
-    here = Gateway(pulled)
-    there = Gateway(pulled, host="away", beside=here)
-    clients = Clients([here, there], pulled.recorder)
+    clients = Clients(gateways, pulled.recorder)
     dice = random.Random(43)
     job_ids: list[int] = []
     killed = met = number = 0
-    try:
-        with clients.consuming(WAITING, f"{ONCE},{PULLED}", most=2, ttr=3):
-            # A kill meets fewer of them where much comes due at that instant.
-            while killed < KILLS or (clients.broken < WAITING and killed < 10 * KILLS):
-                pulled.wait(lambda: clients.waiting > WAITING * 0.9, "most of them wait", 30)
-                tasks = [
-                    NewTask((ONCE, PULLED)[n % 2], number * 1000 + n, dice.uniform(0.3, 1.5))
-                    for n in range(120)
-                ]
-                job_ids += pulled.client.submit_many(tasks)
-                time.sleep(dice.uniform(0.3, 1.2))  # in the middle of what comes due
-                met += clients.waiting
-                victim = (here, there)[number % 2]
-                pids = victim.children()
-                with pulled.recorder.fault("kill", pids=[os.getpid(), *pids]):
-                    for pid in pids:
-                        os.kill(pid, signal.SIGKILL)
-                    killed += len(pids)
-                assert until(lambda: bool(set(victim.children()) - set(pids)), 30)  # noqa: B023
-                number += 1
-            pulled.wait(lambda: not pulled.pending(job_ids), "all have ended", 60)
-        line.prove(
-            clients.broken >= WAITING,
-            f"{killed} HTTP processes killed with {met} pulls waiting, {clients.broken} calls broken off",
-        )
-        # What was handed out, and no consumer has heard of, was charged.
-        judged = line.judge(pulled, within=15, but="R", at_most=WAITING)
-        assert judged.breaches["R"] <= WAITING
-        rows = pulled.center.store.read(job_ids).values()
-        unheard = [row for row in rows if row.status != TaskStatus.PROCESSED]
-        assert all(row.status == TaskStatus.DEAD and row.attempts == 1 for row in unheard), "a single try"
-        assert len(unheard) <= WAITING
-    finally:
-        codes = [there.stop(), here.stop()]
-    assert codes == [0, 0]
+    with clients.consuming(WAITING, f"{ONCE},{PULLED}", most=2, ttr=3):
+        # A kill meets fewer of them where much comes due at that instant.
+        while killed < KILLS or (clients.broken < WAITING and killed < 10 * KILLS):
+            pulled.wait(lambda: clients.waiting > WAITING * 0.9, "most of them wait", 30)
+            tasks = [
+                NewTask((ONCE, PULLED)[n % 2], number * 1000 + n, dice.uniform(0.3, 1.5)) for n in range(120)
+            ]
+            job_ids += pulled.client.submit_many(tasks)
+            time.sleep(dice.uniform(0.3, 1.2))  # in the middle of what comes due
+            met += clients.waiting
+            victim = gateways[number % 2]
+            pids = victim.children()
+            with pulled.recorder.fault("kill", pids=[os.getpid(), *pids]):
+                for pid in pids:
+                    os.kill(pid, signal.SIGKILL)
+                killed += len(pids)
+            assert until(lambda: bool(set(victim.children()) - set(pids)), 30)  # noqa: B023
+            number += 1
+        pulled.wait(lambda: not pulled.pending(job_ids), "all have ended", 60)
+    line.prove(
+        clients.broken >= WAITING,
+        f"{killed} HTTP processes killed with {met} pulls waiting, {clients.broken} calls broken off",
+    )
+    # What was handed out, and no consumer has heard of, was charged.
+    judged = line.judge(pulled, within=15, but="R", at_most=WAITING)
+    assert judged.breaches["R"] <= WAITING
+    rows = pulled.center.store.read(job_ids).values()
+    unheard = [row for row in rows if row.status != TaskStatus.PROCESSED]
+    assert all(row.status == TaskStatus.DEAD and row.attempts == 1 for row in unheard), "a single try"
+    assert len(unheard) <= WAITING
 
 
 @pytest.mark.parametrize("name", [

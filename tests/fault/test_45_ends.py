@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fault.conftest import Case
-from fault.kit.doors import PULLED, Clients, create_pulled
+from fault.kit.doors import PULLED, Clients
 from harness.gateway import Gateway, Reply
 from harness.system import System
 
@@ -22,20 +22,13 @@ ENDS = {"acked": "processed", "late": "processed", "buried": "dead", "cancelled"
 MORE: dict[str, dict[str, Any]] = {"extend": {"ttr": 3}, "dead": {"dead": True}}
 
 
-@pytest.fixture
-def system(case: Case) -> System:
-    """Gateways and nobody else."""
-    one = case.build(hosts=True, slots=1)
-    create_pulled(one)
-    return one
-
-
 @pytest.mark.slow
-def test_whatever_meets_at_the_end_of_ttr_each_version_ends_once(system: System, case: Case) -> None:
+def test_whatever_meets_at_the_end_of_ttr_each_version_ends_once(
+    pulled: System, gateways: tuple[Gateway, Gateway], case: Case
+) -> None:
     line = case.verdict(45, "answers, cancels and new deadlines race at the end of ttr", "two gateways")
-    here = Gateway(system)
-    there = Gateway(system, host="away", beside=here)
-    clients = Clients([here, there], system.recorder)
+    system = pulled
+    clients = Clients(gateways, system.recorder)
     found: dict[tuple[int, int], list[str]] = defaultdict(list)
     """Each version of each task -> what the calls about it were answered."""
     told: Counter[str] = Counter()
@@ -69,25 +62,21 @@ def test_whatever_meets_at_the_end_of_ttr_each_version_ends_once(system: System,
         with ThreadPoolExecutor(2) as two:
             list(two.map(act, range(2), acts))
 
-    try:
-        tasks = [NewTask(PULLED, n, 0.05, dedup_key="k") for n in range(TASKS)]
-        system.client.submit_many(tasks)
-        held: dict[int, tuple[str, int, int, float, int]] = {}  # on a busy machine some are handed out again
-        while len(held) < TASKS:
-            reply = clients.insist("POST", f"/v1/topics/{PULLED}:pull", {"max": 100, "wait": 5, "ttr": 2})
-            for task in reply.body["tasks"]:
-                started(system, task)
-                until = datetime.fromisoformat(task["lease_until"]).timestamp()
-                job_id = int(task["job_id"])
-                held[job_id] = (task["lease"], job_id, task["version"], until, task["biz_id"])
-        leased = list(held.values())
-        with clients.consuming(6, PULLED, most=3, ttr=20), ThreadPoolExecutor(40) as threads:
-            list(threads.map(race, range(TASKS)))
-            stored = [task.job_id for n in range(TASKS) for task in system.center.find(biz_id=n)]
-            system.wait(lambda: not system.pending(stored), "all have ended", 60)
-    finally:
-        codes = [there.stop(), here.stop()]
-    assert codes == [0, 0]
+    tasks = [NewTask(PULLED, n, 0.05, dedup_key="k") for n in range(TASKS)]
+    system.client.submit_many(tasks)
+    held: dict[int, tuple[str, int, int, float, int]] = {}  # on a busy machine some are handed out again
+    while len(held) < TASKS:
+        reply = clients.insist("POST", f"/v1/topics/{PULLED}:pull", {"max": 100, "wait": 5, "ttr": 2})
+        for task in reply.body["tasks"]:
+            started(system, task)
+            until = datetime.fromisoformat(task["lease_until"]).timestamp()
+            job_id = int(task["job_id"])
+            held[job_id] = (task["lease"], job_id, task["version"], until, task["biz_id"])
+    leased = list(held.values())
+    with clients.consuming(6, PULLED, most=3, ttr=20), ThreadPoolExecutor(40) as threads:
+        list(threads.map(race, range(TASKS)))
+        stored = [task.job_id for n in range(TASKS) for task in system.center.find(biz_id=n)]
+        system.wait(lambda: not system.pending(stored), "all have ended", 60)
     print(sorted(told.items()))
     twice = {key: ends for key, ends in found.items() if len(ends) > 1}
     assert not twice, "a version that ended twice"

@@ -7,19 +7,17 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fault.conftest import Case
-from fault.kit.doors import PULLED, Clients, create_pulled, p99
+from fault.conftest import Case, Servers
+from fault.kit.doors import PULLED, Clients, p99
 from harness.clocks import PushedClock
 from harness.gateway import Gateway, Reply
 from harness.patience import until
 from harness.system import System
 
-from benchmarks.local import MariaDB
 from toc import NewTask, TaskStatus
 from toc.model.access import Role
 from toc.model.errors import TokensUnavailable
@@ -31,14 +29,6 @@ from toc.operate.tokens import KEPT_SECONDS, TokenBook, create_token
 NAMES = 40
 CONSUMERS = 12
 READERS = 4
-
-
-@pytest.fixture
-def system(case: Case) -> System:
-    """Gateways and nobody else."""
-    one = case.build(hosts=True, slots=1)
-    create_pulled(one)
-    return one
 
 
 def sealed(dice: random.Random) -> bytes:
@@ -53,12 +43,10 @@ def whole(body: bytes) -> bool:
 
 @pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_each_name_is_one_task_with_the_body_of_its_version_whoever_replaces_or_reads_it(
-    system: System, case: Case, count: int
+    pulled: System, gateways: tuple[Gateway, Gateway], case: Case, count: int
 ) -> None:
     line = case.verdict(46, "replaces race with consumers, readers and repetitions", f"{count:,} replaces")
-    here = Gateway(system)
-    there = Gateway(system, host="away", beside=here)
-    clients = Clients([here, there], system.recorder)
+    clients = Clients(gateways, pulled.recorder)
     over = threading.Event()
     told: Counter[str] = Counter()
     ends: Counter[tuple[str, int]] = Counter()
@@ -136,27 +124,23 @@ def test_each_name_is_one_task_with_the_body_of_its_version_whoever_replaces_or_
                 wrong.append("a body of two")
             over.wait(0.002)
 
-    try:
-        with ThreadPoolExecutor(CONSUMERS + READERS) as others:
-            running = [others.submit(consume, n) for n in range(CONSUMERS)]
-            running += [others.submit(read, n) for n in range(READERS)]
-            try:
-                with ThreadPoolExecutor(NAMES) as threads:
-                    last = list(threads.map(replace, range(NAMES)))
-                stored = [row for name in range(NAMES) for row in system.center.store.find(BizId.of(name))]
-                system.wait(lambda: not system.pending([row.job_id for row in stored]), "all have ended", 60)
-            finally:
-                over.set()
-            for one in running:
-                one.result()
-    finally:
-        codes = [there.stop(), here.stop()]
-    assert codes == [0, 0]
+    with ThreadPoolExecutor(CONSUMERS + READERS) as others:
+        running = [others.submit(consume, n) for n in range(CONSUMERS)]
+        running += [others.submit(read, n) for n in range(READERS)]
+        try:
+            with ThreadPoolExecutor(NAMES) as threads:
+                last = list(threads.map(replace, range(NAMES)))
+            stored = [row for name in range(NAMES) for row in pulled.center.store.find(BizId.of(name))]
+            pulled.wait(lambda: not pulled.pending([row.job_id for row in stored]), "all have ended", 60)
+        finally:
+            over.set()
+        for one in running:
+            one.result()
     print(sorted(told.items()))
     assert not wrong, wrong[:5]
     assert max(ends.values()) == 1, "a version that ended twice"
     for name, (job_id, seal) in enumerate(last):
-        rows = system.center.store.find(BizId.of(name))
+        rows = pulled.center.store.find(BizId.of(name))
         (named,) = [row for row in rows if row.dedup_key]
         assert (str(named.job_id), json.loads(named.attribute or "{}")["sha"]) == (job_id, seal), (
             "the last acknowledged one stands"
@@ -179,20 +163,14 @@ SENDERS = 4
 """Threads of each gateway that send requests with the token that is revoked."""
 
 
-@pytest.fixture
-def tokens_apart(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, MariaDB]]:
-    """The tables of topics and tokens, and half of the tasks, stand on the server that the test may stop."""
-    with MariaDB(tmp_path_factory.mktemp("tokens"), buffer_pool="64M") as server:
-        yield case.build(slots=1, database_urls=[server.url, case.mariadb.url], read_timeout=2), server
-        server.resume()
-
-
 @pytest.mark.slow
 def test_known_tokens_hold_for_ten_minutes_while_their_table_is_away_and_no_longer(
-    tokens_apart: tuple[System, MariaDB], case: Case
+    servers: Servers, case: Case
 ) -> None:
+    """The tables of topics and tokens, and half of the tasks, stand on the server that hangs."""
     line = case.verdict(47, "the server of the token table hangs", "for ten minutes of a clock put forward")
-    system, server = tokens_apart
+    server, _ = servers
+    system = case.build(slots=1, database_urls=[one.url for one in servers], read_timeout=2)
     clock = PushedClock()
     book = TokenBook(system.center.store.tokens, clock)
     gateway = Gateway(system, env={"TOC_READ_TIMEOUT": "2"})
@@ -236,51 +214,47 @@ def test_known_tokens_hold_for_ten_minutes_while_their_table_is_away_and_no_long
         gateway.stop()
 
 
-def test_a_token_that_is_revoked_under_load_ends_on_every_gateway(case: Case) -> None:
+def test_a_token_that_is_revoked_under_load_ends_on_every_gateway(
+    gateways: tuple[Gateway, Gateway], case: Case
+) -> None:
     line = case.verdict(47, "tokens revoked under load", f"{ROUNDS} tokens, two gateways")
-    system = case.build(hosts=True, slots=1)
-    here = Gateway(system)
-    there = Gateway(system, host="away", beside=here)
+    here, there = gateways
     took: list[float] = []
     served = 0
-    try:
-        for number in range(ROUNDS):
-            name = f"token-{number}"
-            here.make_token(name, "produce")
-            assert until(lambda: there.call("GET", "/v1/tasks/1", token=name).status != 401, 10)  # noqa: B023
-            last = dict.fromkeys(range(2 * SENDERS), 0.0)
-            """When each sender's last request that was served began."""
-            counts = dict.fromkeys(last, 0)
-            over = threading.Event()
+    for number in range(ROUNDS):
+        name = f"token-{number}"
+        here.make_token(name, "produce")
+        assert until(lambda: there.call("GET", "/v1/tasks/1", token=name).status != 401, 10)  # noqa: B023
+        last = dict.fromkeys(range(2 * SENDERS), 0.0)
+        """When each sender's last request that was served began."""
+        counts = dict.fromkeys(last, 0)
+        over = threading.Event()
 
-            def send(n: int, name: str = name) -> None:
-                gateway = (here, there)[n % 2]
-                while not over.is_set():  # noqa: B023
-                    began = time.monotonic()
-                    task = {"biz_id": n, "delay": 3600}
-                    reply = gateway.call("POST", "/v1/topics/test.sync/tasks", task, token=name)
-                    if reply.status == 401:
-                        return
-                    assert reply.status == 201, reply
-                    last[n] = began  # noqa: B023
-                    counts[n] += 1  # noqa: B023
+        def send(n: int, name: str = name) -> None:
+            gateway = (here, there)[n % 2]
+            while not over.is_set():  # noqa: B023
+                began = time.monotonic()
+                task = {"biz_id": n, "delay": 3600}
+                reply = gateway.call("POST", "/v1/topics/test.sync/tasks", task, token=name)
+                if reply.status == 401:
+                    return
+                assert reply.status == 201, reply
+                last[n] = began  # noqa: B023
+                counts[n] += 1  # noqa: B023
 
-            senders = [threading.Thread(target=send, args=(n,)) for n in last]
-            for sender in senders:
-                sender.start()
-            assert until(lambda: min(counts.values()) > 3, 20)  # noqa: B023
-            assert here.call("DELETE", f"/v1/tokens/{name}").status == 200
-            revoked = time.monotonic()
-            for sender in senders:
-                sender.join(60)
-            still = [sender for sender in senders if sender.is_alive()]
-            over.set()
-            assert not still, "it is served without end"
-            took.append(max(0.0, max(last.values()) - revoked))
-            served += sum(counts.values())
-    finally:
-        there.stop()
-        here.stop()
+        senders = [threading.Thread(target=send, args=(n,)) for n in last]
+        for sender in senders:
+            sender.start()
+        assert until(lambda: min(counts.values()) > 3, 20)  # noqa: B023
+        assert here.call("DELETE", f"/v1/tokens/{name}").status == 200
+        revoked = time.monotonic()
+        for sender in senders:
+            sender.join(60)
+        still = [sender for sender in senders if sender.is_alive()]
+        over.set()
+        assert not still, "it is served without end"
+        took.append(max(0.0, max(last.values()) - revoked))
+        served += sum(counts.values())
     took.sort()
     text = f"{served} requests; each gateway refused them within {1000 * took[-1]:.0f} ms"
     line.prove(served > ROUNDS * 2 * SENDERS * 3, text)
@@ -294,14 +268,6 @@ def test_a_token_that_is_revoked_under_load_ends_on_every_gateway(case: Case) ->
 IN_FLIGHT = 64
 WELL = 48
 """Of them go to the server that is well."""
-
-
-@pytest.fixture
-def two_servers(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[System, MariaDB]]:
-    """The first database, with topics and tokens, on the server that the test may stop."""
-    with MariaDB(tmp_path_factory.mktemp("first"), buffer_pool="64M") as first:
-        yield case.build(database_urls=[first.url, case.mariadb.url]), first
-        first.resume()
 
 
 class Submitters:
@@ -336,12 +302,13 @@ class Submitters:
 
 
 def test_what_conflicts_is_too_large_or_goes_to_a_server_that_hangs_harms_no_other_submit(
-    two_servers: tuple[System, MariaDB], case: Case
+    servers: Servers, case: Case
 ) -> None:
     line = case.verdict(
         48, "a conflict, a body that is too large, a server that hangs", f"{IN_FLIGHT} in flight"
     )
-    system, hanging = two_servers
+    hanging, _ = servers  # with topics and tokens
+    system = case.build(database_urls=[one.url for one in servers])
     gateway = Gateway(system, env={"TOC_READ_TIMEOUT": "3", "TOC_MAX_BODY": "100000"})
     there = [n for n in range(60_000) if BizId.of(n).crc % 8 % 2 == 1]
     gone = [n for n in range(60_000) if BizId.of(n).crc % 8 % 2 == 0]

@@ -7,21 +7,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
-from fault.conftest import Case
+from fault.conftest import Case, Servers
 from fault.kit.compressed import NEW_YEAR, SECONDS_OF_YEAR
 from harness.cron_oracle import oracle
 from harness.patience import until
 from harness.rows import known
 from harness.system import Lateness, System
 
-from benchmarks.local import MariaDB, RedisServer
+from benchmarks.local import RedisServer
 from toc import TaskStatus, TimeoutCenter, TocError
 from toc.model.clock import to_ms
 from toc.model.schedule import Definition
@@ -157,18 +155,7 @@ def year(system: System, redis: RedisServer) -> tuple[int, int]:
     return kills, flushes
 
 
-@pytest.fixture
-def servers(tmp_path: Path) -> Iterator[tuple[MariaDB, MariaDB]]:
-    """Two servers of the task table; each goes on after the test whatever happens."""
-    with ExitStack() as stack:
-        first, second = (
-            stack.enter_context(MariaDB(tmp_path / name, buffer_pool="64M")) for name in ("first", "second")
-        )
-        yield first, second
-        second.resume()
-
-
-def test_a_server_that_hangs_stops_its_own_schedules(servers: tuple[MariaDB, MariaDB], case: Case) -> None:
+def test_a_server_that_hangs_stops_its_own_schedules(servers: Servers, case: Case) -> None:
     """Five processes of daemons, of which three are killed; Redis is flushed; a server hangs, then dies."""
     line = case.verdict(50, "schedules, a MySQL server hangs over three occurrences, and is killed")
     system = case.build(database_urls=[server.url for server in servers], topic_prepare_timeout=5)

@@ -1,4 +1,5 @@
-"""Why tasks were late: each cause alone on real servers, some in pairs, and how many of them are told right.
+"""Why tasks were late: each cause that somebody must notice on real servers, some in pairs, and how many are
+told right. What follows from a row or a topic alone is for unit/test_lateness.
 
 ``WHY_LATE_TASKS`` is how many late tasks of each are judged; the table of the run is printed at its end.
 """
@@ -9,7 +10,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -18,15 +18,13 @@ import pytest
 from fault.conftest import Case
 from fault.kit.proxy import Proxy, through
 from fault.kit.servers import ClockFile
-from harness.hooked import Hooked
 from harness.programs import missing
-from harness.receiver import Receiver, Reply
 from harness.system import System
 
 from toc import NewTask, TaskStatus, Topic
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.lateness import CAUSES, LATE_MS, Cause
-from toc.model.topic import Delivery, TopicType
+from toc.model.topic import Delivery
 from toc.operate.late import why
 from toc.operate.operation import Doing
 from toc.operate.topics import pause, resume
@@ -79,16 +77,6 @@ def run(system: System, job_ids: Collection[int]) -> list[int]:
     return list(job_ids)
 
 
-def paused(case: Case) -> tuple[System, list[int]]:
-    system = begin(case)
-    operate(system, pause)
-    time.sleep(NOTICED_SECONDS)
-    job_ids = submit(system, TASKS, ahead=0.2)
-    time.sleep(4)
-    operate(system, resume, rate=0)
-    return system, run(system, job_ids)
-
-
 def crowd(
     count: int, *, topic: str = SYNC, threads: int = 4, sleep: float, **settings: Any
 ) -> Callable[[Case], tuple[System, list[int]]]:
@@ -109,14 +97,6 @@ def event_loop(case: Case) -> tuple[System, list[int]]:
     job_ids = submit(system, TASKS, ASYNC)
     system.wait(lambda: bool(daemon.events("event_loop_blocked")), "it is said that it blocks", 10)
     (system.directory / "released").touch()
-    return system, run(system, job_ids)
-
-
-def no_owner(case: Case) -> tuple[System, list[int]]:
-    system = begin(case, start=False)
-    job_ids = submit(system, TASKS)
-    time.sleep(4)
-    system.start(processes=1)
     return system, run(system, job_ids)
 
 
@@ -182,24 +162,6 @@ def refused(gate: Proxy) -> None:
     gate.accept()
 
 
-def backoff(case: Case) -> tuple[System, list[int]]:
-    system = begin(case)
-    return system, run(system, submit(system, TASKS, fail=1, retry_after=2))
-
-
-def resume_rate(case: Case) -> tuple[System, list[int]]:
-    system = begin(case)
-    operate(system, pause)
-    time.sleep(NOTICED_SECONDS)
-    count = 2 * TASKS + 40
-    job_ids = submit(system, count, ahead=1.0, spread=0.1)
-    time.sleep(1.2)
-    operate(system, resume, rate=max(count // 10, 4))
-    run(system, job_ids)
-    rows = system.center.store.read(job_ids)
-    return system, sorted(job_ids, key=lambda job_id: rows[job_id].next_time)[count // 2 :]
-
-
 def clock(
     seconds: float, *, ahead: float, afterwards: bool = False, index: bool = True
 ) -> Callable[[Case], tuple[System, list[int]]]:
@@ -224,11 +186,6 @@ def worker_killed(case: Case) -> tuple[System, list[int]]:
     time.sleep(3)
     os.kill(system.daemons[0].workers()[0], signal.SIGKILL)
     return system, run(system, job_ids)
-
-
-def stored_late(case: Case) -> tuple[System, list[int]]:
-    system = begin(case, topic_topic_type=TopicType.INSTANT)
-    return system, run(system, submit(system, TASKS, ahead=-4.0))
 
 
 def halted(case: Case) -> tuple[System, list[int]]:
@@ -297,49 +254,24 @@ def ttr(case: Case) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
-def hooked(count: int, seconds: float, case: Case, **limits: Any) -> tuple[System, list[int]]:
-    """Tasks for a target that is paused for so long, or limited."""
-    with closing(Receiver(Reply())) as receiver:
-        system = begin(case, start=False)
-        made = Hooked(system, receiver)
-        with closing(made.center):
-            made.center.targets.create("shop", receiver.url("/"), **limits)
-            if seconds:
-                made.center.targets.pause("shop")
-            made.start()
-            job_ids = [made.submit(n, target="shop") for n in range(count)]
-            time.sleep(seconds)
-            if seconds:
-                made.center.targets.resume("shop")
-            return system, run(system, job_ids)
-
-
 Inject = Callable[[Case], tuple[System, list[int]]]
 ALONE: dict[str, tuple[Inject, Cause]] = {
-    "paused": (paused, Cause.PAUSED),
     "backlog": (crowd(3 * TASKS + 200, threads=2, sleep=0.02), Cause.BACKLOG),
     "concurrency": (crowd(TASKS + 10, topic_concurrency=2, sleep=0.2), Cause.CONCURRENCY),
     "coroutines": (crowd(TASKS + 10, topic=ASYNC, topic_concurrency=2, sleep=0.2), Cause.CONCURRENCY),
     "threads": (crowd(TASKS + 20, sleep=0.3), Cause.THREADS),
     "event_loop": (event_loop, Cause.EVENT_LOOP),
-    "no_owner": (no_owner, Cause.NO_OWNER),
     "redis": (redis, Cause.REDIS),
     "database": (database(stalled), Cause.DATABASE),
     "database_slow": (database(lambda gate: gate.delay(0.7)), Cause.DATABASE),
     "database_alone": (database(refused, index=False), Cause.DATABASE),
-    "backoff": (backoff, Cause.BACKOFF),
-    "resume_rate": (resume_rate, Cause.RESUME_RATE),
     "clock_behind": (clock(-3, ahead=1.0), Cause.CLOCK),
     "clock_ahead": (clock(3, ahead=4.0), Cause.CLOCK),
     "clock_set_forward": (clock(10, ahead=5.0, afterwards=True, index=False), Cause.CLOCK),
     "worker_killed": (worker_killed, Cause.WORKER_KILLED),
-    "stored_late": (stored_late, Cause.STORED_LATE),
     "halted": (halted, Cause.HALTED),
-    "no_consumer": (partial(pulled, 4.0, 0.0), Cause.NO_CONSUMER),
     "slow_consumer": (partial(pulled, 0.1, 0.1), Cause.BACKLOG),
     "ttr": (ttr, Cause.TTR),
-    "target_paused": (partial(hooked, TASKS, 4.0), Cause.TARGET),
-    "target_limited": (partial(hooked, 2 * TASKS + 40, 0.0, rate=max(TASKS / 4, 10.0)), Cause.TARGET),
 }
 
 
