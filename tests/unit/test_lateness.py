@@ -14,13 +14,11 @@ from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.lateness import (
-    CAUSES,
     MAX_LATE_CHARS,
     Cause,
     LateStart,
     Span,
     Tried,
-    Why,
     explain,
     fill,
     late_starts,
@@ -82,12 +80,6 @@ def test_a_row_keeps_the_largest_shares_of_a_version(found: list[Span], seconds:
     assert late_starts(start.line(), version) == [start._replace(spans=filled[:3])]
     assert late_starts(start.line(), version + 1) == []
     assert len(start.line()) * 2 < MAX_LATE_CHARS
-
-
-def test_evidence_is_cut_between_words() -> None:
-    line = LateStart(0, DUE, at(2), [span(Cause.REDIS, 0, 2, "nobody " * 20)]).line()
-    (kept,) = late_starts(line, 0)
-    assert kept.spans[0].evidence == " ".join(["nobody"] * 11)
 
 
 def test_lines_that_are_cut_off_foreign_or_of_a_later_version_are_left_out() -> None:
@@ -166,14 +158,6 @@ def test_a_crash_explains_the_time_from_the_start_that_it_ended() -> None:
 def test_what_started_within_a_second_is_not_late(seconds: float) -> None:
     assert explain(DUE, [LateStart(0, DUE, at(seconds), [])], [], at(2), at(60)) is None
     assert explain(DUE, [], [], at(2), at(60)) is None
-
-
-def test_every_cause_has_words_and_a_remedy() -> None:
-    assert CAUSES.keys() == set(Cause)
-    for cause, about in CAUSES.items():
-        why = Why(DUE, at(2), [span(cause, 0, 2)])
-        assert about.words in why.sentence()
-        assert about.remedy
 
 
 # Which cause a worker finds for a late start, of its own times and of what it has noted.

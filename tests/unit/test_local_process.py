@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from harness.patience import until
 
-from benchmarks.local import RedisServer
 from toc.coordination.presence import LocalNames, Presence
 from toc.dev import local
 from toc.dev.local import MissingServer, find_redis, lock, spawn, stop, tail
-from toc.model.errors import ConfigError, UnfitServer
+from toc.model.errors import ConfigError
 from toc.store.servers.threads import Threads
 from toc.worker import control
 from toc.worker.control import ControlPipe
@@ -65,21 +64,6 @@ def test_a_redis_too_old_is_passed_over_and_named(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(local, "bundled_valkey", lambda: None)
     with pytest.raises(MissingServer, match=r"redis-server is too old: pip install 'timeout-center"):
         find_redis()
-
-
-def test_the_unix_socket_of_a_deep_directory_has_a_short_path_that_never_changes(tmp_path: Path) -> None:
-    deep = tmp_path / ("d" * 100)
-    first, second = RedisServer(deep, unixsocket=True), RedisServer(deep, unixsocket=True)
-    assert first.socket is not None
-    try:
-        assert first.url == second.url
-        assert len(str(first.socket)) < 108
-        assert first.socket.parent.stat().st_mode & 0o777 == 0o700
-        first.socket.parent.chmod(0o755)
-        with pytest.raises(UnfitServer, match="shorter path"):
-            RedisServer(deep, unixsocket=True)
-    finally:
-        first.socket.parent.rmdir()
 
 
 def test_a_directory_is_locked_by_one_process_at_a_time(tmp_path: Path) -> None:

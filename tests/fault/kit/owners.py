@@ -4,11 +4,7 @@ from harness.final import read_final
 from harness.system import DaemonProcess, System
 
 from toc.coordination.operator import Operator
-
-
-def host_of(worker_id: str) -> str:
-    """The host in a worker_id."""
-    return worker_id.rsplit("-", 2)[0]
+from toc.coordination.znodes import host_of
 
 
 def owners(operator: Operator) -> dict[tuple[str, int], str]:
