@@ -20,11 +20,11 @@ from toc.model.access import Role, Token
 from toc.model.bulk import KEPT_MS
 from toc.model.clock import Clock
 from toc.model.documents import parse_instant as instant_of
-from toc.model.errors import Busy, InvalidInput, StoreUnavailable, TocError
+from toc.model.errors import Busy, InvalidInput, StoreUnavailable
 from toc.model.sharding import BizId
 from toc.model.verdict import Failure
 from toc.operate import bulk
-from toc.operate.bulk_jobs import MOST_RUNNING, STEP, BulkRunner, work_off
+from toc.operate.bulk_jobs import MOST_RUNNING, STEP, BulkRunner
 from toc.operate.operation import Doing, Operation, Record
 from toc.sdk.changes import Changes
 from toc.store.records.bulk import LEASE_MS, BulkTable
@@ -107,27 +107,6 @@ def test_a_job_changes_what_matched_when_it_was_made_and_nothing_else(system: Sy
     assert statuses(center, soon) == {TaskStatus.CANCELLED}
     assert statuses(center, [*later, *elsewhere, *after, *begun]) == {TaskStatus.PENDING}
     assert statuses(center, dead) == {TaskStatus.DEAD}
-
-
-def test_a_command_works_on_its_job_and_breaking_it_off_stops_the_job(system: System) -> None:
-    center = system.center
-    submitted(center, 250)
-    submitted(center, 10, OTHER)
-    anothers = make(center, bulk.cancel_all, topic=OTHER, rate=10_000)
-    name = make(center, bulk.cancel_all, rate=10_000)
-
-    def broken_off(text: str) -> None:
-        if "100 of 250" in text:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        work_off(center, name, broken_off)
-    assert act(center, bulk.show, name=name)["state"] == "stopped"
-    with pytest.raises(TocError, match="stopped after 100 of 250"):
-        work_off(center, name, lambda _: None)
-    act(center, bulk.resume, name=name)
-    assert work_off(center, name, lambda _: None) == {"cancelled": 250}
-    assert act(center, bulk.show, name=anothers)["done"] == 0
 
 
 def test_each_kind_of_job_has_its_outcomes(system: System) -> None:
@@ -297,33 +276,6 @@ def test_another_process_goes_on_and_one_that_was_late_writes_nothing(system: Sy
     assert (job["state"], job["counts"]) == ("done", {"cancelled": 3 * STEP})
     assert Counter(outcomes(center, name).values()) == {"cancelled": len(job_ids)}
     assert LEASE_MS >= 10_000, "a step has time"
-
-
-@pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to hang up")
-def test_a_job_waits_for_a_server_that_is_away_and_says_so(new_system: NewSystem, mariadb: MariaDB) -> None:
-    with Proxy(mariadb.port) as proxy:
-        urls = [mariadb.url, through(proxy, mariadb.url)]
-        system = new_system(database_urls=urls)
-        system.create_topics()
-        center = system.center
-        job_ids = submitted(center, 300)
-        name = make(center, bulk.cancel_all, rate=10_000)
-        runner = BulkRunner(center)
-        runner.run_once()
-        proxy.refuse()
-
-        def waits() -> bool:
-            runner.run_once()
-            return bool(act(center, bulk.show, name=name)["error"])
-
-        assert until(waits)
-        job = act(center, bulk.show, name=name)
-        assert (job["state"], job["error"]) == ("running", "it waits: a database server is out of reach")
-        assert job["done"] < 300
-        proxy.accept()
-        job = run(center, name, runner)
-        assert (job["counts"], job["error"]) == ({"cancelled": 300}, "")
-        assert statuses(center, job_ids) == {TaskStatus.CANCELLED}
 
 
 @pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to read along")

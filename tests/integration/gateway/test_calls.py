@@ -67,27 +67,6 @@ def test_a_task_lives_over_http(shared: Gateway) -> None:
     assert TIME.fullmatch(task["ended"])
 
 
-def test_a_damaged_row_is_named_on_its_page_and_hides_no_other(shared: Gateway) -> None:
-    later = datetime.now(UTC) + timedelta(days=4)  # than all others
-    tasks = [{"biz_id": 4242, "action_time": (later + timedelta(hours=n + 1)).isoformat()} for n in range(3)]
-    made = shared.call("POST", "/v1/topics/test.sync/tasks:batch", {"tasks": tasks}).body["tasks"]
-    job_ids = [one["job_id"] for one in made]
-    store = shared.system.center.store
-    change(store, job_ids[1], "attribute='[1]'")
-    try:
-        for query in ("biz_id=4242", f"topic=test.sync&due_after={later:%Y-%m-%dT%H:%M:%SZ}"):
-            page = shared.call("GET", f"/v1/tasks?{query}")
-            assert page.status == 200, page
-            found = {one["job_id"]: one for one in page.body["tasks"] if one["job_id"] in job_ids}
-            assert list(found) == job_ids
-            assert [one for one in job_ids if "unreadable" in found[one]] == [job_ids[1]]
-            assert job_ids[1] in found[job_ids[1]]["unreadable"]
-        one = shared.call("GET", f"/v1/tasks/{job_ids[1]}")
-        assert (one.status, one.body["type"]) == (409, "/docs#unreadable-task")
-    finally:
-        change(store, job_ids[1], "attribute='{}'")
-
-
 def test_a_history_has_its_times_as_texts_and_its_durations_in_seconds(shared: Gateway) -> None:
     job_id = shared.submit(biz_id=1).body["job_id"]
     failed = FailedTry(1, 0, 0, 1_700_000_000_047, "down", 500, 47, 1_700_000_060_000)
@@ -112,16 +91,6 @@ def test_a_topic_can_be_searched_at_once_and_what_lies_outside_is_not_there(shar
         assert (outside.status, outside.body["type"]) == (404, "/docs#unknown-topic")
         none = shared.call("GET", f"/v1/{path}?topic=none", token="sync-only").body
         assert outside.body == none | {"detail": none["detail"].replace("'none'", f"'{topic.name}'")}
-
-
-@pytest.mark.parametrize(
-    ("body", "field"), [({}, "job_ids"), ({"job_ids": ["1"], "all": True}, "all"), ({"error": "x"}, "error")]
-)
-def test_dead_tasks_are_redriven_and_purged_by_their_job_ids_alone(
-    shared: Gateway, body: dict[str, Any], field: str
-) -> None:
-    answer = shared.call("POST", "/v1/dead:purge", body)
-    assert (answer.status, answer.body["field"]) == (422, field), answer
 
 
 def test_the_audit_of_a_bulk_change_names_every_task(shared: Gateway) -> None:
@@ -230,18 +199,6 @@ def test_what_a_request_holds_is_counted_before_it_is_made(shared: Gateway) -> N
     assert (refused.status, refused.body["field"]) == (422, "topics")
     wanted = {"name": "wide", "roles": ["read"], "topics": ["a.*"] * 21}
     assert shared.call("POST", "/v1/tokens", wanted).status == 422
-
-
-def test_a_task_that_expires_is_moved_with_a_later_end(shared: Gateway) -> None:
-    end, later = (datetime.now(UTC) + timedelta(hours=hours) for hours in (2, 3))
-    job_id = shared.submit(biz_id=1, expires_at=end.isoformat()).body["job_id"]
-    moved: dict[str, Any] = {"action_time": later.isoformat()}
-    refused = shared.call("PATCH", f"/v1/tasks/{job_id}", moved)
-    assert (refused.status, refused.body["field"]) == (422, "expires_at")
-    moved["expires_at"] = later.isoformat()
-    assert shared.call("PATCH", f"/v1/tasks/{job_id}", moved).body["outcome"] == "rescheduled"
-    far = "9999-12-31T23:59:59Z"  # later than any row can be due
-    assert shared.call("GET", f"/v1/tasks?due_before={far}&limit=1").status == 200
 
 
 @pytest.mark.parametrize("typed", ["5.0", "1_0", "%D9%A5", "%2B5", "5e0", ""])

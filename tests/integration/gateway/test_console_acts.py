@@ -25,7 +25,6 @@ from harness.system import NewSystem, System
 from benchmarks.local import MariaDB
 from toc import TimeoutCenter
 from toc.console.console import Console
-from toc.console.pages import PAGES
 from toc.console.pages.acts import ACTS, Act
 from toc.console.sessions import COOKIE, Session, Sessions
 from toc.console.shown import Column
@@ -36,11 +35,9 @@ from toc.model.access import Role
 from toc.model.errors import StoreUnavailable
 from toc.model.lateness import Cause, Episode, LateStart, Span
 from toc.model.task import NewTask, TaskStatus
-from toc.model.verdict import Failure
 from toc.operate.due import show
 from toc.operate.operation import Doing
 from toc.operate.tokens import TokenBook, create_token
-from toc.store.records.targets import new_key
 from toc.store.servers.shards import Answers
 
 # What the console changes: by role, only what was confirmed, and with the reason at its field if refused.
@@ -78,15 +75,6 @@ def follow(browser: Browser, answer: Shown) -> Shown:
     return browser.get(answer.headers["location"].removeprefix("/console"))
 
 
-def test_every_action_is_on_a_page_that_there_is() -> None:
-    paths = {one.path for one in PAGES}
-    for act in ACTS:
-        assert act.at in paths, act.name
-        assert not act.then or act.then in paths, act.name
-        assert act.about, act.name
-    assert len({act.name for act in ACTS}) == len(ACTS)
-
-
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
 def test_an_action_is_for_the_roles_of_its_call(shared: Gateway, act: Act) -> None:
     shared.make_token(f"only-{act.name}", "admin", topics=("nothing.*",))
@@ -116,9 +104,6 @@ def test_an_action_needs_the_token_of_the_login(shared: Gateway, act: Act) -> No
 
 def test_a_task_is_created_moved_and_cancelled(shared: Gateway) -> None:
     browser, reader = Browser(shared, "produce"), Browser(shared, "read")
-    shared.make_token("product", "produce", "read")
-    product = Browser(shared, "product")
-    assert offers(product.get(f"/topics/{TOPIC}")) == {"/console/do/submit"}
     form = browser.get(f"/do/submit?topic={TOPIC}")
     refused = press(browser, form, biz_id="order-1", delay="soon")
     assert refused.status == 422
@@ -143,25 +128,6 @@ def test_a_task_is_created_moved_and_cancelled(shared: Gateway) -> None:
     assert shared.system.row(int(job_id)).status == TaskStatus.PENDING, "a link changes nothing"
     assert "no try has started" in press(browser, form).text
     assert shared.system.row(int(job_id)).status == TaskStatus.CANCELLED
-    assert "no try has started" in press(browser, form).text, "again it is the same"
-    assert offers(browser.get(f"/tasks/{job_id}")) == set()
-    unknown = press(browser, browser.get("/do/cancel-task?job_id=123456789"))
-    assert (unknown.status, "no such task" in unknown.text) == (404, True)
-
-
-def test_a_dead_task_is_redriven_once_it_is_confirmed(shared: Gateway) -> None:
-    center, browser = shared.system.center, Browser(shared, "operate")
-    job_id = center.submit(OTHER, biz_id=1, delay=60)
-    center.store.die([Failure(job_id, 0, 0, 0, 16, 0, center.clock.now_ms(), "down")])
-    page = browser.get(f"/tasks/{job_id}")
-    (link,) = [one for one in page.links() if "/do/redrive-task" in one]
-    shown = press(browser, browser.get(link.removeprefix("/console")))
-    assert "Would redrive\n1" in shown.text
-    assert shared.system.row(job_id).status == TaskStatus.DEAD
-    done = press(browser, shown)
-    assert "Redriven\n1" in done.text
-    assert f"/console/tasks/{job_id}" in done.links()
-    assert shared.system.row(job_id).version == 1
 
 
 def test_a_topic_is_paused_altered_and_resumed(shared: Gateway) -> None:
@@ -182,9 +148,6 @@ def test_a_topic_is_paused_altered_and_resumed(shared: Gateway) -> None:
     shown = press(browser, form, retries="7", max_runtime="900")
     assert f"Retries\n{topic.retries}\n7" in shown.text
     assert store.topics.get(TOPIC) == topic, "nothing was confirmed"
-    wrong = press(browser, press(browser, form, retries="77"))
-    assert wrong.status == 422
-    assert re.search(r'id="f-retries-error"><bdi>[^<]*retries', wrong.html)
     store.topics.alter(TOPIC, retries=5)
     changed = press(browser, shown)
     assert (changed.status, "has changed since it was shown" in changed.text) == (409, True)
@@ -192,32 +155,9 @@ def test_a_topic_is_paused_altered_and_resumed(shared: Gateway) -> None:
     page = follow(browser, press(browser, changed))
     altered = known(store.topics.get(TOPIC))
     assert (altered.retries, altered.max_runtime, altered.paused) == (7, 900, True)
-
-    refused = press(browser, browser.get(f"/do/resume-topic?topic={TOPIC}"), rate="-1")
-    assert (refused.status, "f-rate-error" in refused.html) == (422, True)
     follow(browser, press(browser, browser.get(f"/do/resume-topic?topic={TOPIC}"), rate="100"))
     resumed = known(store.topics.get(TOPIC))
     assert (resumed.paused, resumed.resume_rate) == (False, 100)
-
-
-def test_those_of_one_order_are_acted_on_topic_by_topic(shared: Gateway) -> None:
-    center = shared.system.center
-    for topic in ("test.sync", "test.sync", "test.batch"):
-        center.submit(topic, biz_id=4712, delay=3600)
-    center.cancel(center.submit("test.async", biz_id=4712, delay=3600))
-    page = Browser(shared, "operate").get("/tasks?biz_id=4712")
-    assert {one for one in page.links() if "cancel-all" in one} == {
-        "/console/do/cancel-all?biz_id=4712&topic=test.sync",
-        "/console/do/cancel-all?biz_id=4712&topic=test.batch",
-    }
-    assert "Cancel all that match: test.batch" in page.text
-    assert offers(Browser(shared, "operate").get("/tasks?biz_id=nobody")) == set()
-    operator = Browser(shared, "operate")
-    shown = press(operator, operator.get("/do/cancel-all?biz_id=4712&topic=test.sync"))
-    job = follow(operator, press(operator, shown, confirm="test.sync"))
-    assert "/console/tasks?biz_id=4712" in job.links()
-    only = Browser(shared, "sync-only").get("/tasks?biz_id=4712")
-    assert "test.batch" not in only.text
 
 
 def test_no_host_is_chosen_for_whoever_drains_one(shared: Gateway) -> None:
@@ -227,53 +167,10 @@ def test_no_host_is_chosen_for_whoever_drains_one(shared: Gateway) -> None:
     assert press(browser, form).status == 422
 
 
-def test_dead_tasks_are_purged_and_the_job_is_stopped_and_resumed(shared: Gateway) -> None:
-    center, browser = shared.system.center, Browser(shared, "operate")
-    job_ids = center.submit_many([NewTask(OTHER, n, delay=60) for n in range(40)])
-    now = center.clock.now_ms()
-    center.store.die([Failure(job_id, 0, 0, 0, 16, 0, now, "no <i>luck</i>") for job_id in job_ids])
-    page = browser.get(f"/dead?topic={OTHER}&error=luck")
-    assert offers(page) == {"/console/do/redrive-all", "/console/do/purge-all"}
-    form = browser.get(f"/do/purge-all?topic={OTHER}&error=%3Ci%3Eluck")
-    shown = press(browser, form, rate="4")
-    assert "40 tasks" in shown.text
-    assert "&lt;i&gt;luck" in shown.html
-    page = follow(browser, press(browser, shown, confirm=OTHER))
-    name = center.store.bulk.list(1)[0].name
-    assert offers(page) == {"/console/do/stop-job"}
-    assert offers(Browser(shared, "produce").get(f"/bulk/{name}")) == set(), "it may not purge"
-    refused = Browser(shared, "produce").post("/do/stop-job", {"name": name})
-    assert refused.status == 403, refused.text
-    page = follow(browser, press(browser, browser.get(f"/do/stop-job?name={name}")))
-    assert offers(page) == {"/console/do/resume-job"}
-    assert until(lambda: "stopped" in browser.get(f"/bulk/{name}").text)
-    assert center.store.bulk.get(name).done < 40
-    follow(browser, press(browser, browser.get(f"/do/resume-job?name={name}")))
-    assert until(lambda: center.store.bulk.get(name).state == "done")
-    assert center.store.read(job_ids) == {}
-
-
-def test_a_schedule_is_paused_run_and_resumed(shared: Gateway) -> None:
-    browser = Browser(shared, "operate")
-    made = shared.call("POST", "/v1/schedules", {"name": "nightly", "topic": TOPIC, "cron": "0 3 * * *"})
-    assert made.status == 201
-    form = browser.get("/do/pause-schedule?name=nightly")
-    assert " 03:00" in form.text, "it shows when it would have run"
-    page = follow(browser, press(browser, form))
-    assert shared.call("GET", "/v1/schedules/nightly").body["paused"]
-    assert offers(page) == {"/console/do/resume-schedule", "/console/do/trigger-schedule"}
-    task = follow(browser, press(browser, browser.get("/do/trigger-schedule?name=nightly")))
-    assert "nightly" in task.text
-    follow(browser, press(browser, browser.get("/do/resume-schedule?name=nightly")))
-    assert not shared.call("GET", "/v1/schedules/nightly").body["paused"]
-
-
 def test_a_token_is_shown_once_and_revoked(shared: Gateway) -> None:
     browser = Browser(shared)
     form = browser.get("/do/create-token")
     assert '<input type="text" id="f-roles"' in form.html, "it takes several"
-    wrong = press(browser, form, name="of-console", roles="read", topics="*", rate="fast")
-    assert (wrong.status, "f-rate-error" in wrong.html) == (422, True)
     made = press(browser, form, name="of-console", roles="read, values", topics="shop.*, a.*", expires="1h")
     (secret,) = re.findall(r"toc_[\w-]+", made.text)
     assert "read, values" in made.text
@@ -281,91 +178,11 @@ def test_a_token_is_shown_once_and_revoked(shared: Gateway) -> None:
     assert until(lambda: shared.call("GET", "/v1/topics", token=secret).status == 200)
     assert "of-console" in browser.get("/tokens").text
     assert secret not in browser.get("/tokens").html + shared.told()
-    page = follow(browser, press(browser, browser.get("/do/revoke-token"), name="of-console"))
-    assert "of-console" in page.text
+    follow(browser, press(browser, browser.get("/do/revoke-token"), name="of-console"))
     assert until(lambda: shared.call("GET", "/v1/topics", token=secret).status == 401)
     narrow = Browser(shared, "sync-only")
     refused = press(narrow, narrow.get("/do/create-token"), name="wide", roles="admin", topics="*")
     assert (refused.status, "cannot grant topics *" in refused.text) == (403, True)
-
-
-def test_hosts_slots_and_targets_are_acted_on_once_it_was_shown_what_for(hosts: System) -> None:
-    hosts.create_topics()
-    for host in ("host-a", "host-b"):
-        hosts.start(host, processes=1)
-    env = {"TOC_SECRET_KEY": new_key(), "TOC_WEBHOOK_ALLOW": "http://127.0.0.1:8080,127.0.0.1"}
-    with Gateway(hosts, env=env) as gateway:
-        _act_on_targets(gateway)
-        _act_on_hosts(gateway)
-
-
-def _act_on_hosts(gateway: Gateway) -> None:
-    browser = Browser(gateway)
-
-    def owners() -> set[str]:
-        workers = {one["worker"]: one["host"] for one in gateway.call("GET", "/v1/workers").body["workers"]}
-        slots = gateway.call("GET", "/v1/slots").body["slots"]
-        return {workers.get(one["owner"], "nobody") for one in slots}
-
-    assert until(lambda: {"host-a", "host-b"} <= owners() and "nobody" not in owners())
-    page = browser.get("/workers")
-    assert {one.rpartition("/")[2] for one in offers(page)} == {
-        "drain", "undrain", "weigh", "unweigh", "pin", "unpin", "rebalance",
-    }  # fmt: skip
-    form = browser.get("/do/drain")
-    assert {"host-a", "host-b"} <= set(form.text.split()), "the hosts are there to choose from"
-    refused = press(browser, form, host="host-x")
-    assert (refused.status, "has no worker now" in refused.text) == (404, True)
-    page = follow(browser, press(browser, form, host="host-b"))
-    assert until(lambda: "host-b" not in owners())
-    refused = press(browser, browser.get("/do/weigh"), host="host-a", weight="heavy")
-    assert (refused.status, "f-weight-error" in refused.html) == (422, True)
-    follow(browser, press(browser, browser.get("/do/weigh"), host="host-a", weight="2"))
-    refused = press(browser, browser.get("/do/pin"), slot="nothing", target="host-a")
-    assert (refused.status, "f-slot-error" in refused.html) == (422, True)
-    follow(browser, press(browser, browser.get("/do/pin"), slot=f"{TOPIC}_0", target="host-a"))
-    follow(browser, press(browser, browser.get("/do/unpin"), slot=f"{TOPIC}_0"))
-    follow(browser, press(browser, browser.get("/do/unweigh"), host="host-a"))
-    follow(browser, press(browser, browser.get("/do/undrain"), host="host-b"))
-    assert gateway.call("GET", "/v1/intents").body["intents"] == []
-
-    slots = [f"{TOPIC}_{number}" for number in range(8)]
-
-    def on_host_a() -> int:
-        there = gateway.call("GET", f"/v1/slots?topic={TOPIC}").body["slots"]
-        return sum(one["owner"].startswith("host-a") for one in there if one["owner"])
-
-    for slot in slots:
-        assert gateway.call("POST", f"/v1/slots/{slot}:pin", {"target": "host-a"}).status == 200
-    assert until(lambda: on_host_a() == 8 and {"host-a", "host-b"} <= owners())
-    for slot in slots:
-        assert gateway.call("POST", f"/v1/slots/{slot}:unpin").status == 200
-    shown = press(browser, browser.get("/do/rebalance"))
-    moves = re.findall(rf"{TOPIC}_\d", shown.text)
-    assert moves
-    assert on_host_a() == 8, "nothing was confirmed"
-    done = press(browser, shown)
-    assert re.findall(rf"{TOPIC}_\d", done.text) == moves
-    assert until(lambda: on_host_a() == 8 - len(moves))
-
-
-def _act_on_targets(gateway: Gateway) -> None:
-    browser = Browser(gateway)
-    gateway.call("POST", "/v1/targets", {"name": "silent", "url": "http://127.0.0.1:8080/"})
-    page = browser.get("/targets/silent")
-    assert {one.rpartition("/")[2] for one in offers(page)} == {"test-target", "pause-target"}
-    tested = press(browser, browser.get("/do/test-target?name=silent"))
-    assert "This failed." in tested.text
-    assert "no connection" in tested.text
-    page = follow(browser, press(browser, browser.get("/do/pause-target?name=silent"), why="it <moves>"))
-    assert "it <moves>" in page.text
-    assert "/console/do/resume-target" in offers(page)
-    page = follow(browser, press(browser, browser.get("/do/resume-target?name=silent")))
-    assert "/console/do/pause-target" in offers(page)
-
-
-def statuses(gateway: Gateway, job_ids: list[int]) -> set[int]:
-    return {row.status for row in gateway.system.center.store.read(job_ids).values()}
 
 
 # --- servers that are away

@@ -8,10 +8,7 @@ from typing import Any
 import pytest
 from harness.dialect import Raw, ask, popped, port_of
 from harness.gateway import Gateway
-from harness.hooked import Hooked
 from harness.patience import until
-from harness.receiver import Receiver, Reply
-from harness.system import System
 
 from toc import Settings, TaskStatus, TimeoutCenter
 from toc.store.records.targets import new_key
@@ -251,29 +248,3 @@ def test_a_callback_leads_to_a_path_of_its_target_and_nowhere_else(client: Clien
     content = json.dumps({"sn": "shop", "url": url})
     said = client("add", {"topic": "t", "timing_moment": 2_000_000_000, "content": content}).json
     assert (said["dm_error"], said["task_id"]) == (1, 0)
-
-
-def test_a_callback_is_delivered_when_it_is_due_and_readable_then(system: System) -> None:
-    receiver = Receiver(Reply())
-    hooked = Hooked(system, receiver)
-    gateway = Gateway(system, "--delay-task", "127.0.0.1:0", env=hooked.env)
-    try:
-        hooked.center.targets.create("shop", receiver.url("/never"))
-        hooked.start()
-        client = Client(port_of(gateway, "delay-task"))
-        content = '{"sn":"shop","url":"/paid?x=1","order":7}'
-        number = client.add("hooks", 2, content)
-        assert receiver.got == []
-        system.wait(lambda: receiver.got, "delivered", 20)
-        (got,) = receiver.got
-        assert (got.path, got.body.decode(), got.headers["content-type"]) == (
-            "/paid?x=1",
-            content,
-            "application/json",
-        )
-        assert got.at >= number // 10_000
-        assert until(lambda: client.pull("hooks", number)["content"] == content, 10)
-    finally:
-        gateway.stop()
-        hooked.center.close()
-        receiver.close()

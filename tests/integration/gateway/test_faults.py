@@ -1,7 +1,6 @@
 """Rows 43, 44 and 47 of the faults, at the dialects too: what a gateway does when something ends,
 hangs or is slow."""
 
-import asyncio
 import json
 import os
 import signal
@@ -28,8 +27,6 @@ from toc.model.errors import ConfigError, InvalidInput, StoreUnavailable, Unknow
 from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, Topic
-from toc.pull.pulls import Pulls
-from toc.sdk.batcher import Batcher
 
 # Rows 43, 44 and 47 of the faults: what a gateway does when something ends, hangs or is slow.
 
@@ -380,27 +377,9 @@ def test_who_names_an_unknown_topic_does_not_wait_until_the_server_of_the_topics
         ("/v1/topics/test.sync,test.new:pull", {"wait": 0}),
     ]
 
-    secret = center.store.identity.lease_secret()
-
-    async def pull() -> object:
-        pulls = Pulls(center, secret)
-        try:
-            return await pulls.pull(["test.new"])
-        finally:
-            await pulls.stop()
-
-    async def batched() -> object:
-        batcher = Batcher(center)
-        try:
-            return await batcher.topic("test.new")
-        finally:
-            await batcher.close()
-
     calls: list[Callable[[], object]] = [
         lambda: center.submit("test.new", biz_id=1, delay=60),
         lambda: center.catalog.of_type(4711),
-        lambda: asyncio.run(pull()),
-        lambda: asyncio.run(batched()),
     ]
     try:
         assert [gateway.call("POST", path, body).status for path, body in http] == [404, 404, 404]

@@ -247,19 +247,6 @@ def test_a_consumer_of_many_large_jobs_gets_what_fits_and_the_rest_is_not_charge
         left -= {job["job_id"] for job in found}
 
 
-def test_names_of_255_characters_are_queues_of_their_own(gateway: Gateway, client: Client) -> None:
-    long, other = "q" * 255, "q" * 254 + "r"
-    one = client.publish(long, b"one")
-    client.publish(other, b"two")
-    client.publish("short")
-    job = client.consume(long, timeout=30)
-    assert (job["job_id"], job["queue"], data_of(job)) == (one, long, b"one")
-    assert client.consume(f"{long},{other}", timeout=30)["queue"] == other
-    topics = gateway.system.center.catalog.refresh()
-    assert all(re.fullmatch(r"lmstfy\.ns\.h-[0-9a-f]{32}", name) for name in topics if ".h-" in name)
-    assert "lmstfy.ns.short" in topics
-
-
 def test_a_job_without_tries_left_is_a_dead_letter_that_can_be_respawned(client: Client) -> None:
     job_id = client.publish("dead", tries=1)
     assert client.consume("dead", ttr=1, timeout=30)["remain_tries"] == 0
@@ -340,22 +327,6 @@ def test_a_republished_job_has_another_id_and_the_old_one_is_gone(client: Client
     assert client.call("GET", f"/api/ns/republish/job/{old}").status == 404
     bad = client.call("PUT", f"/api/ns/republish/job/{new}?tries=0", b"new")  # deletes all the same
     assert (bad.status, client.call("GET", f"/api/ns/republish/job/{new}").status) == (400, 404)
-
-
-def test_a_consumer_of_several_jobs_gets_as_many_as_are_ready(gateway: Gateway, client: Client) -> None:
-    center = gateway.system.center
-
-    def ready(queue: str) -> int:
-        slots = center.catalog.get(f"lmstfy.ns.{queue}").slots()
-        return sum(peek.store for peek in center.queues.peek(slots).values() if isinstance(peek, Peek))
-
-    for number in range(10):
-        queue = f"several-{number}"
-        for _ in range(5):
-            client.publish(queue)
-        # A publish is answered before Redis knows of the job.
-        assert until(lambda: ready(queue) == 5)  # noqa: B023
-        assert len(client.consume(queue, count=4, timeout=30)) == 4
 
 
 def test_a_token_for_all_namespaces_makes_no_templates_without_end(gateway: Gateway) -> None:

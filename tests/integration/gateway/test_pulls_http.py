@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from harness.dialect import arrived
 from harness.gateway import Gateway, Reply, lose_body
 from harness.metrics import ANY_ADDRESS, samples
 from harness.patience import until
-from harness.secured import Tls
 from harness.system import System
 
 from toc import NewTask, TaskStatus, Topic
@@ -29,10 +27,6 @@ TOPIC = "test.pulled"
 @pytest.fixture
 def pulled(system: System) -> System:
     """A topic of two tries that is pulled, one of a single try, and one for handlers."""
-    return _with_topics(system)
-
-
-def _with_topics(system: System) -> System:
     pulled = {"backoff": Backoff.IMMEDIATE, "delivery": Delivery.PULL, "max_runtime": 40}
     system.center.store.topics.create(Topic(TOPIC, 90, 4, retries=2, **pulled))  # type: ignore[arg-type]
     system.center.store.topics.create(Topic("test.once", 91, 2, retries=1, **pulled))  # type: ignore[arg-type]
@@ -186,31 +180,6 @@ def test_a_token_that_is_revoked_while_its_pull_waits_gets_nothing(gateway: Gate
     assert one(gateway)["attempt"] == 1
 
 
-def _tls() -> list[str]:
-    """The options of a gateway that speaks TLS."""
-    tls = Tls.shared()
-    return ["--tls-cert", str(tls.certificate), "--tls-key", str(tls.key)]
-
-
-def test_what_is_asked_over_tls_before_an_answer_was_read_is_answered_as_well(pulled: System) -> None:
-    """asyncio's TLS, told to keep nothing back, takes an empty buffer for a full one until more arrives."""
-    gateway = Gateway(pulled, *_tls())
-    try:
-        gateway.submit("test.once", delay=0.01)
-        context = ssl.create_default_context(cafile=Tls.shared().ca)
-        with (
-            socket.create_connection(("127.0.0.1", gateway.port), 60) as raw,
-            context.wrap_socket(raw, server_hostname="127.0.0.1") as client,
-        ):
-            client.sendall(_request(gateway, wait=10, ttr=30) + _request(gateway, wait=0))
-            got = b""
-            while got.count(b"HTTP/1.1 200 ") < 2:
-                got += client.recv(65536)
-            assert b'"attempt":1' in got
-    finally:
-        assert gateway.stop() == 0
-
-
 def test_clients_that_left_while_they_waited_get_and_cost_nothing(gateway: Gateway) -> None:
     """Also as here, where the process finds both at once: that they have left, and that tasks are due."""
     asked = [_ask(gateway) for _ in range(40)]
@@ -254,40 +223,29 @@ def _request(gateway: Gateway, **wanted: Any) -> bytes:
     )
 
 
-def test_metrics_tell_what_is_pulled_what_is_handed_out_and_whether_a_gateway_serves(pulled: System) -> None:
-    gateway = Gateway(pulled, env=ANY_ADDRESS)
-
-    def told(sample: str) -> float | None:
-        return samples(gateway.told()).get(sample)
-
-    assert until(lambda: told(f'toc_topic_pulled{{topic="{TOPIC}"}}') == 1, 20)
-    assert told('toc_topic_pulled{topic="test.sync"}') == 0
-    assert told(f'toc_handed_out_tasks_total{{topic="{TOPIC}"}}') == 0
-    assert until(lambda: told("toc_ready_gateways") == 1, 20)
-    for biz_id in (1, 2):
-        gateway.submit(TOPIC, biz_id=biz_id, delay=0.01)
-        one(gateway)
-    assert told(f'toc_handed_out_tasks_total{{topic="{TOPIC}"}}') == 2
-    assert gateway.stop() == 0
-
-
 def test_metrics_tell_what_came_of_what_was_pulled(pulled: System) -> None:
     """The alerts and the console go by them: to them a task that a consumer buried had not died."""
     gateway = Gateway(pulled, env=ANY_ADDRESS)
 
+    def shown(sample: str) -> float:
+        return samples(gateway.told()).get(sample, 0)
+
     def told(topic: str, outcome: str) -> float:
-        return samples(gateway.told()).get(f'toc_tries_total{{outcome="{outcome}",topic="{topic}"}}', 0)
+        return shown(f'toc_tries_total{{outcome="{outcome}",topic="{topic}"}}')
 
     def pulled_one(topic: str, **wanted: Any) -> str:
         gateway.submit(topic, delay=0.01)
         return str(one(gateway, topic, **wanted)["lease"])
 
+    assert until(lambda: shown(f'toc_topic_pulled{{topic="{TOPIC}"}}') == 1, 20)
+    assert until(lambda: shown("toc_ready_gateways") == 1, 20)
     lease = pulled_one(TOPIC)
     end(gateway, "ack", lease)
     end(gateway, "ack", lease)
     assert end(gateway, "nack", pulled_one(TOPIC), delay=100).status == 200
     assert end(gateway, "nack", pulled_one(TOPIC), dead=True).status == 200
     assert [told(TOPIC, outcome) for outcome in ("processed", "failed", "dead")] == [1, 1, 1]
+    assert shown(f'toc_handed_out_tasks_total{{topic="{TOPIC}"}}') == 3
     pulled_one("test.once", ttr=1)
     assert pull(gateway, "test.once", wait=3).body == {"tasks": []}
     assert until(lambda: told("test.once", "dead") == 1, 20), "the end of the last ttr"

@@ -75,27 +75,11 @@ FRAMES: dict[str, tuple[tuple[str, ...], bytes, set[int]]] = {
     "a length in hex": ((JSON, "Content-Length: 0x19"), TASK, {400}),
     "a chunk that is no number": ((JSON, "Transfer-Encoding: chunked"), b"xyz\r\n", {400}),
     "a chunk of 20 digits": ((JSON, "Transfer-Encoding: chunked"), b"f" * 20 + b"\r\n", {400}),
-    "a type twice": ((JSON, "Content-Type: text/plain", LENGTH), TASK, {400, 201, 415, 422}),
     "a charset": (("Content-Type: application/json; charset=latin-1", LENGTH), TASK, {201}),
-    "a type that is none": (("Content-Type: ;;,", LENGTH), TASK, {415, 422}),
-    "an empty type": (("Content-Type:", LENGTH), TASK, {415, 422, 201}),
     "a type of bytes": (("Content-Type: application/\xff\xfe", LENGTH), TASK, {415, 422}),
-    "a type of 30 kB": (("Content-Type: " + "a" * 30_000, LENGTH), TASK, {415, 422}),
-    "a token twice": ((JSON, LENGTH, "Authorization: Bearer other"), TASK, {400, 401, 201}),
-    "a key of two": ((JSON, LENGTH, "Idempotency-Key: a", "Idempotency-Key: b"), TASK, {400, 422, 201}),
     "an empty key": ((JSON, LENGTH, "Idempotency-Key:"), TASK, {422}),
     "a key of bytes": ((JSON, LENGTH, "Idempotency-Key: \xff"), TASK, {422}),
     "a key of 300": ((JSON, LENGTH, "Idempotency-Key: " + "k" * 300), TASK, {422}),
-    "an upgrade": ((JSON, LENGTH, "Connection: Upgrade", "Upgrade: websocket"), TASK, {201}),
-    "an upgrade to h2c": (
-        (JSON, LENGTH, "Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAA"),
-        TASK,
-        {201},
-    ),
-    "an expectation that is unknown": ((JSON, LENGTH, "Expect: 200-ok"), TASK, {201, 417}),
-    "a folded header": ((JSON, LENGTH, "X-A: b\r\n c"), TASK, {400, 201}),
-    "a header without a name": ((JSON, LENGTH, ": b"), TASK, {400}),
-    "a header with a blank": ((JSON, LENGTH, "A b: c"), TASK, {400}),
     "a header with NUL": ((JSON, LENGTH, "X-A: b\0c"), TASK, {400}),
     "20,000 headers": ((JSON, LENGTH, *("a: b" for _ in range(20_000))), TASK, {431}),
     "200 headers": ((JSON, LENGTH, *(f"X-{n}: y" for n in range(200))), TASK, {201}),
@@ -119,43 +103,26 @@ def test_an_oddly_framed_request_is_answered_and_harms_none_after_it(shared: Gat
 
 LINES: dict[str, tuple[str, set[int]]] = {
     "HTTP/1.0": ("GET /v1/topics HTTP/1.0", {200}),
-    "HTTP/0.9": ("GET /v1/topics", {200, 400}),
     "HTTP/2.0": ("GET /v1/topics HTTP/2.0", {400, 200}),
-    "HTTP/1.9": ("GET /v1/topics HTTP/1.9", {400, 200}),
     "HTTP/9999.1": ("GET /v1/topics HTTP/9999.1", {400}),
-    "h2": ("PRI * HTTP/2.0", {400, 404}),
     "an absolute target": ("GET http://a/v1/topics HTTP/1.1", {200}),
-    "an absolute target elsewhere": ("GET http://elsewhere:99/v1/topics HTTP/1.1", {200}),
     "a target with user and password": ("GET http://u:p@a/v1/topics HTTP/1.1", {200, 400}),
     "OPTIONS": (f"OPTIONS {SUBMIT} HTTP/1.1", {405}),
     "OPTIONS *": ("OPTIONS * HTTP/1.1", {404, 400}),
     "HEAD": ("HEAD /v1/topics HTTP/1.1", {200}),
-    "HEAD of a page": ("HEAD /healthz HTTP/1.1", {200}),
     "TRACE": ("TRACE /v1/topics HTTP/1.1", {405}),
     "CONNECT": ("CONNECT a:443 HTTP/1.1", {400}),
     "an unknown method": ("BREW /v1/topics HTTP/1.1", {400, 405}),
-    "a small method": ("get /v1/topics HTTP/1.1", {400, 405}),
     "bytes in the path": ("GET /\xff HTTP/1.1", {400}),
     "no host behind http": ("GET http:// HTTP/1.1", {400}),
-    "no path": ("GET  HTTP/1.1", {400}),
-    "a query alone": ("GET ?a=b HTTP/1.1", {400, 404}),
-    "a fragment": ("GET /v1/topics#a HTTP/1.1", {200, 400}),
     "NUL in the path": ("GET /v1/topics/\0 HTTP/1.1", {400}),
     "NUL escaped": ("GET /v1/topics/%00 HTTP/1.1", {404, 422}),
-    "a line break escaped": ("GET /v1/topics/a%0d%0ab HTTP/1.1", {404, 422}),
     "half an escape": ("GET /v1/topics/%2 HTTP/1.1", {404, 400, 422}),
-    "an escape that is none": ("GET /v1/topics/%zz HTTP/1.1", {404, 400, 422}),
     "no UTF-8": ("GET /v1/topics/%ff%fe HTTP/1.1", {404, 400, 422}),
-    "a surrogate": ("GET /v1/topics/%ed%a0%80 HTTP/1.1", {404, 400, 422}),
     "dots": ("GET /v1/../../etc/passwd HTTP/1.1", {404}),
-    "slashes": ("GET //v1//topics HTTP/1.1", {404}),
-    "a job_id of NUL": ("GET /v1/tasks/%00 HTTP/1.1", {404}),
     "a query of NUL": ("GET /v1/tasks?topic=%00 HTTP/1.1", {200, 422}),
-    "a query of half an escape": ("GET /v1/tasks?topic=%2 HTTP/1.1", {200, 400, 422}),
-    "a query of bytes": ("GET /v1/tasks?topic=\xff HTTP/1.1", {400}),
     "a query without names": ("GET /v1/tasks?=&=&&& HTTP/1.1", {400, 422}),
     "a biz_id of a surrogate": ("GET /v1/tasks?biz_id=%ed%a0%80 HTTP/1.1", {400}),
-    "a biz_id of NUL": ("GET /v1/tasks?biz_id=%00 HTTP/1.1", {200, 422}),
     "a biz_id of 5,000 digits": (f"GET /v1/tasks?biz_id={'9' * 5000} HTTP/1.1", {422}),
     "a limit of 5,000 digits": (f"GET /v1/tasks?limit={'9' * 5000} HTTP/1.1", {422}),
     "a time of the year 0": ("GET /v1/tasks?due_after=0000-01-01T00:00:00Z HTTP/1.1", {422}),
@@ -334,6 +301,8 @@ REQUESTS: dict[tuple[str, str], tuple[Any, int, str, str | None]] = {
     ("DELETE", "/v1/templates/a.*"): (None, 404, "unknown", None),
     ("DELETE", "/v1/tokens/nobody"): (None, 404, "unknown", None),
     ("POST", "/v1/cluster:rebalance"): ({}, 409, "no-cluster", None),
+    ("POST", "/v1/dead:purge"): ({}, 422, "invalid", "job_ids"),
+    ("POST", "/v1/dead:redrive"): ({"job_ids": ["1"], "all": True}, 422, "invalid", "all"),
 }  # fmt: skip
 
 
@@ -350,35 +319,21 @@ def test_a_request_that_leads_nowhere_gets_a_problem(shared: Gateway, method: st
 
 def test_a_problem_says_what_there_is_instead(shared: Gateway) -> None:
     """An unknown field names the known ones, a token what it lacks, an unknown topic itself."""
-    fields = {
-        ("POST", SUBMIT): ({**PLAIN, "dealy": 1}, "dealy", "delay, action_time"),
-        ("POST", f"{SUBMIT}:batch"): (
-            {"tasks": [{**PLAIN, "dealy": 1}]},
-            "tasks.0.dealy",
-            "delay, action_time",
-        ),
+    fields: dict[tuple[str, str], tuple[Any, str, str]] = {
+        ("POST", f"{SUBMIT}:batch"): ({"tasks": [{**PLAIN, "dealy": 1}]}, "tasks.0.dealy", "action_time"),
         ("POST", "/v1/topics/test.sync:pause"): ({"a": 1}, "a", "there are none"),
         ("GET", "/v1/tasks?limt=1"): (None, "limt", "biz_id, text, topic, status"),
-        ("POST", "/v1/schedules/none:backfill"): ({"start": 1}, "start", "from, to, rate"),
     }
     for (method, path), (body, field, known) in fields.items():
         answer = shared.call(method, path, body)
         (told,) = [one["detail"] for one in answer.body["errors"] if one["field"] == field]
-        assert (answer.status, told.startswith("there is no such field; "), known in told) == (
-            422,
-            True,
-            True,
-        )
-    for token, method, path, says in (
-        ("sync-only", "GET", "/v1/workers", "for all topics, *"),
-        (
-            shared.make_token("reader", "read"),
-            "POST",
-            SUBMIT,
-            "needs an access token with the role admin or produce; this one has read",
-        ),
+        assert (answer.status, known in told) == (422, True), told
+    lacks = "needs an access token with the role admin; this one has read"
+    for token, path, says in (
+        ("sync-only", "/v1/workers", "for all topics, *"),
+        ("read", "/v1/tokens", lacks),
     ):
-        refused = shared.call(method, path, PLAIN if method == "POST" else None, token=token or "reader")
+        refused = shared.call("GET", path, token=token)
         assert (refused.status, says in refused.body["detail"]) == (403, True), refused
     assert "'test.none'" in shared.call("POST", "/v1/topics/test.none/tasks", PLAIN).body["detail"]
     assert "'test.none'" in shared.call("GET", "/v1/tasks?topic=test.none").body["detail"]

@@ -2,35 +2,28 @@
 the programs of examples/gateway."""
 
 import base64
-import io
 import itertools
 import json
 import os
-import re
 import secrets
 import signal
 import subprocess
 import sys
-from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness.console import Browser
 from harness.gateway import Gateway, Reply
 from harness.patience import until
 from harness.programs import need
 from harness.system import System
 
 from toc import TaskStatus, Topic
-from toc.cli.main import main
 from toc.model.clock import to_ms
 from toc.model.documents import instant as shown
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery, TopicType
-from toc.operate.operation import Doing
-from toc.operate.topics import pause, resume
 
 # Submits over HTTP: bodies both ways, names kept, refused or replaced, requests that are repeated.
 
@@ -188,13 +181,6 @@ def test_what_has_no_body_or_a_wrong_one_is_answered_by_name(shared: Gateway, bi
     assert (mixed.status, mixed.body["field"]) == (422, "raw")
 
 
-def test_a_time_that_has_passed_is_refused_unless_it_shall_run(shared: Gateway, biz: int) -> None:
-    passed = {"biz_id": biz, "action_time": "2020-01-01T00:00:00Z"}
-    refused = shared.call("POST", TASKS, passed)
-    assert (refused.status, refused.body["field"]) == (422, "action_time")
-    assert shared.call("POST", TASKS, passed | {"past": "run"}).status == 201
-
-
 # --- names
 
 
@@ -224,20 +210,6 @@ def test_a_taken_name_is_kept_refused_or_replaced(shared: Gateway, biz: int) -> 
     again = named(on_conflict="replace", body="3")
     assert (again.status, again.body["outcome"]) == (201, "new")
     assert again.body["job_id"] != job_id
-
-
-def test_a_name_is_kept_also_after_its_time(shared: Gateway, biz: int) -> None:
-    at = datetime.now(UTC) + timedelta(hours=1)
-    task: dict[str, Any] = {"biz_id": biz, "dedup_key": "k", "delay": None, "expires_at": instant(at)}
-    first = submit(shared, **{**task, "delay": 60})
-    past = {**task, "action_time": instant(at - timedelta(hours=2))}
-    assert submit(shared, **past).body == first.body
-    batch = shared.call("POST", f"{TASKS}:batch", {"tasks": [past, {"biz_id": biz + 1, "delay": 60}]})
-    assert batch.body["tasks"][0] == first.body
-    other = submit(shared, **{**past, "dedup_key": "nobody's"})
-    assert (other.status, other.body["field"]) == (422, "action_time")
-    refused = shared.call("POST", f"{TASKS}:batch", {"tasks": [past, {**past, "biz_id": biz + 2}]})
-    assert (refused.status, refused.body["field"]) == (422, "tasks.1.action_time")
 
 
 # --- requests
@@ -287,58 +259,6 @@ def gateway(system: System) -> Any:
         yield one
 
 
-def by_command(system: System, job_id: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What ``toc get`` says of it."""
-    for name, value in system.env.items():
-        if name.startswith("TOC_") and name not in os.environ:
-            monkeypatch.setenv(name, value)
-    out = io.StringIO()
-    with redirect_stdout(out):
-        assert main(["get", job_id, "--json"]) == 0
-    return json.loads(out.getvalue())["late"]
-
-
-def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(
-    system: System, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    operate = {"topic": "test.sync"}
-    pause.perform(Doing(system.center, "ann@ops", pause.right), operate)
-    at = datetime.now(UTC) + timedelta(seconds=0.5)
-    made = gateway.submit(action_time=at.isoformat(), delay=None).body["job_id"]
-    assert gateway.call("GET", f"/v1/tasks/{made}").body["late"] is None
-
-    def late(token: str = "all") -> Any:
-        return gateway.call("GET", f"/v1/tasks/{made}", token=token).body["late"]
-
-    system.wait(late, "it is late", 10)
-    so_far = late()
-    assert so_far["started"] is None
-    assert so_far["sentence"].startswith("It has not started, ")
-    assert "because its topic was paused (since" in so_far["sentence"]
-    gateway.make_token("reads", "read")
-    assert "paused" in late("reads")["sentence"]
-
-    def waiting(query: str = "") -> Any:
-        return gateway.call("GET", f"/v1/late{query}", token="reads").body["waiting"]
-
-    (one,) = waiting()
-    assert (one["topic"], one["cause"], one["tasks"]) == ("test.sync", "paused", 1)
-    assert (one["worst_job_id"], one["evidence"].startswith("since ")) == (made, True)
-    assert one["worst_seconds"] >= 1
-    assert waiting("?cause=backlog") == waiting("?topic=test.async") == []
-
-    resume.perform(Doing(system.center, "ann@ops", resume.right), {**operate, "rate": 0})
-    system.start(processes=1)
-    system.wait(lambda: not system.pending([int(made)]), "it has run", 10)
-    assert waiting() == []
-    told = late()
-    assert told["cause"] == "paused"
-    assert told["sentence"].startswith("It started ")
-    assert told["seconds"] == pytest.approx(sum(one["seconds"] for one in told["shares"]))
-    assert datetime.fromisoformat(told["started"]) > at + timedelta(seconds=1)
-    assert by_command(system, made, monkeypatch) == told
-
-
 def test_what_made_tasks_late_is_counted_as_far_as_a_token_sees_it(system: System, gateway: Gateway) -> None:
     system.center.store.topics.create(Topic("late.now", 90, 4, TopicType.INSTANT, delivery=Delivery.PULL))
     past = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
@@ -376,55 +296,6 @@ def test_what_made_tasks_late_is_counted_as_far_as_a_token_sees_it(system: Syste
     told = gateway.call("GET", f"/v1/tasks/{job_id}").body["late"]
     assert told["sentence"].startswith("It started 5."), told
     assert "because it was stored after its time" in told["sentence"]
-
-
-def test_a_task_that_its_worker_has_not_started_is_told_from_one_that_runs(
-    system: System, gateway: Gateway, tmp_path: Path
-) -> None:
-    system.start(processes=1, threads=1)
-    ends = [tmp_path / f"end-{n}" for n in range(2)]
-    first = gateway.submit(delay=0.1, attribute={"until": str(ends[0])}).body["job_id"]
-
-    def running() -> dict[str, str | None]:
-        tasks = gateway.call("GET", "/v1/running?topic=test.sync").body["tasks"]
-        return {one["job_id"]: one["since"] for one in tasks}
-
-    system.wait(lambda: running().get(first), "the first runs", 10)
-    second = gateway.submit(delay=0.1, attribute={"until": str(ends[1])}).body["job_id"]
-    system.wait(lambda: second in running(), "the second is taken", 10)
-    assert running()[second] is None
-
-    def waiting() -> Any:
-        return gateway.call("GET", "/v1/late").body["waiting"]
-
-    (one,) = system.wait(waiting, "the second is late", 10)
-    assert (one["worst_job_id"], one["tasks"]) == (second, 1)
-    assert gateway.call("GET", f"/v1/tasks/{second}").body["late"]["started"] is None
-    rest = [gateway.submit(biz_id=n, delay=0.1).body["job_id"] for n in range(2, 12)]
-    system.wait(lambda: len(running()) == 12, "all are taken", 10)
-    assert next(iter(running())) != first, "they are in the order of their slots"
-    listed = re.findall(r"^\d{15,}$", Browser(gateway).get("/running").text, re.MULTILINE)
-    assert (listed[0], len(listed)) == (first, 12), "those that run come first"
-    ends[0].touch()
-    system.wait(lambda: running().get(second), "the second runs", 10)
-    assert second not in {one["worst_job_id"] for one in waiting()}
-    ends[1].touch()
-    jobs = list(map(int, (first, second, *rest)))
-    system.wait(lambda: not system.pending(jobs), "all have run", 10)
-
-
-def test_a_pulled_task_that_nobody_asks_for_says_so(system: System, gateway: Gateway) -> None:
-    system.center.store.topics.create(Topic("late.pulled", 91, 4, delivery=Delivery.PULL))
-    made = gateway.submit("late.pulled", delay=0.1).body["job_id"]
-    system.wait(lambda: gateway.call("GET", f"/v1/tasks/{made}").body["late"], "it is late", 10)
-    assert gateway.call("GET", f"/v1/tasks/{made}").body["late"]["cause"] == "no_consumer"
-    (got,) = gateway.call("POST", "/v1/topics/late.pulled:pull", {"max": 1, "wait": 10}).body["tasks"]
-    assert got["job_id"] == made
-
-    def cause() -> str:  # it is written after the answer
-        return str(gateway.call("GET", f"/v1/tasks/{made}").body["late"]["cause"])
-
-    system.wait(lambda: cause() == "no_consumer", "its row says so", 20)
 
 
 # The programs of examples/gateway, run as their readers run them.

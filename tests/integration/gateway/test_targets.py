@@ -8,14 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from harness import forks
 from harness.gateway import Gateway
 
 from toc import NewTask, TimeoutCenter
 from toc.model.errors import InvalidTarget
 from toc.model.target import TargetSecrets
 from toc.model.topic import Delivery, Topic
-from toc.operate.audit import action_record
 from toc.operate.doctor import target_lines
 from toc.sdk.batcher import Batcher
 from toc.store.records.targets import new_key
@@ -36,59 +34,6 @@ def gateway(shared: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with Gateway(system, "--plain-from", "127.0.0.1/32", env=env) as one:
         one.tokens |= shared.tokens
         yield one
-
-
-SCHEDULE = {"every": 3600, "window": 60, "overlap": "skip", "attribute": {"a": 1}}
-DAY = {"from": "2030-01-01T00:00:00Z", "to": "2030-01-01T01:00:00Z"}
-TARGET = "https://shop.example.com/hooks"
-ACTS: list[tuple[str, str, str, str, dict[str, Any] | None]] = [
-    ("topic.create", "topic create {} --biz-type {n} --slots 1 --retries 3", "POST", "topics",
-     {"name": "{}", "biz_type": "{n}", "slot_amount": 1, "retries": 3}),
-    ("topic.alter", "topic alter {} --slots 2 --max-runtime 1m", "PATCH", "topics/{}",
-     {"slot_amount": 2, "max_runtime": 60}),
-    ("template.create", "template create {}.* --slots 1 --retries 3 --most-topics 2", "POST", "templates",
-     {"pattern": "{}.*", "policies": {"slot_amount": 1, "retries": 3}, "most_topics": 2}),
-    ("token.create", "token create {} --role read --topic a.* --expires 1h", "POST", "tokens",
-     {"name": "{}", "roles": ["read"], "topics": ["a.*"], "expires": 3600}),
-    ("schedule.create",
-     'schedule create {} --topic test.sync --every 1h --window 1m --overlap skip --attribute {{"a":1}}',
-     "POST", "schedules", {"name": "{}", "topic": "test.sync", **SCHEDULE}),
-    ("schedule.backfill", "schedule backfill {} --from {from} --to {to}",
-     "POST", "schedules/{}:backfill", DAY),
-    ("target.create", f"target create {{}} --url {TARGET}?key=1 --rate 2", "POST", "targets",
-     {"name": "{}", "url": f"{TARGET}?key=1", "rate": 2}),
-    ("target.alter", "target alter {} --rate 0 --timeout 3s", "PATCH", "targets/{}",
-     {"rate": None, "timeout": 3}),
-    ("target.rotate", "target rotate {} --keep 60s", "POST", "targets/{}:rotate", {"keep": 60}),
-    ("target.delete", "target delete {}", "DELETE", "targets/{}", None),
-]  # fmt: skip
-"""Acts whose values both doors read in their own way: at the command line, and over HTTP."""
-
-
-def test_the_audit_tells_of_an_act_by_the_same_names_whichever_door_it_came_by(gateway: Gateway) -> None:
-    env = gateway.system.env | {"TOC_SECRET_KEY": KEY, "TOC_WEBHOOK_ALLOW": "http://127.0.0.1:8080,127.0.0.1"}
-    store = gateway.system.center.store
-
-    def filled(value: Any, name: str, number: int) -> Any:
-        if isinstance(value, dict):
-            return {key: filled(each, name, number) for key, each in value.items()}
-        if value == "{n}":
-            return number
-        return value.replace("{}", name) if isinstance(value, str) else value
-
-    other = {"topic.create": {"biz_type": 951}}
-    for action, words, method, path, body in ACTS:
-        typed = [word.format("typed", n=950, **DAY) for word in words.split()]
-        done = forks.run(typed, env=env)
-        assert done.returncode == 0, done.stderr
-        answer = gateway.call(method, f"/v1/{path.format('sent')}", filled(body, "sent", 951))
-        assert answer.status < 300, answer.body
-        sent, typed_row = map(action_record, store.audit.list(2, action=action))
-        assert sent["details"] == typed_row["details"] | other.get(action, {}), action
-        assert sent["result"].keys() == typed_row["result"].keys(), action
-        assert "key=1" not in json.dumps(sent["details"])
-    shown = gateway.call("GET", "/v1/audit?limit=1").body["actions"]
-    assert shown == json.loads(forks.run(["audit", "--limit", "1", "--json"], env=env).stdout)
 
 
 def opened(gateway: Gateway, name: str) -> TargetSecrets:
