@@ -130,7 +130,8 @@ def test_an_unanswered_commit_makes_one_row_and_one_run(case: Case, monkeypatch:
         assert submit() == caught.value.job_id
     line.prove(proxy.stats.eaten >= 10, f"{proxy.stats.eaten} answers to INSERT eaten after they took effect")
 
-    same = partial(system.client.submit, "test.sync", biz_id=3000, delay=3.0, dedup_key="d")
+    due = datetime.now(UTC) + timedelta(seconds=12)
+    same = partial(system.client.submit, "test.sync", biz_id=3000, action_time=due, dedup_key="d")
     with ThreadPoolExecutor(50) as pool:
         (winner,) = set(pool.map(lambda _: same(attribute={"n": 1}), range(50)))
     with pytest.raises(DedupConflict) as conflict:

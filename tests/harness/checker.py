@@ -147,15 +147,11 @@ class _Call(NamedTuple):
 
 
 class _Job:
-    __slots__ = ("acked", "acked_at", "biz", "calls", "due", "rivals", "runs", "seen")
+    __slots__ = ("acked", "biz", "calls", "due", "runs", "seen")
 
     def __init__(self) -> None:
         self.acked = False
-        self.acked_at = 0
         self.due: int | None = None
-        self.rivals: list[int] | None = None
-        """Due times of submits that were answered with this job_id and began before ``acked_at``: of submits
-        of one dedup_key at once the first that is answered need not be the one that was stored."""
         self.biz: int | str = -1
         self.runs: list[_Run] = []
         self.calls: list[_Call] | None = None
@@ -274,10 +270,8 @@ class _Past:
             if job_id is not None:
                 job = self._job(job_id)
                 job.biz = biz
-                if not job.acked:
-                    job.acked, job.acked_at, job.due = True, answer["mono"], due
-                elif invoke["mono"] < job.acked_at:  # else its dedup_key led to what was stored before
-                    job.rivals = [*(job.rivals or ()), due]
+                if not job.acked:  # else its dedup_key led to what was stored before
+                    job.acked, job.due = True, due
             elif not known or answer.get("maybe"):
                 self.maybe.setdefault(biz, set()).add(due)
 
@@ -342,8 +336,6 @@ class _Check:
                 return
             job.due = min(dues)
             self.verdict.counts["unacknowledged but stored"] += 1
-        elif row.action_time in (job.rivals or ()):
-            job.due = row.action_time
         topic = self.final.topics[row.biz_type]
         calls = job.calls or ()
         self._status(row, job, calls)
@@ -361,9 +353,7 @@ class _Check:
 
     def _no_row(self, job_id: int, job: _Job) -> None:
         if job.acked:
-            if any(fault.kind == "store_loss" for fault in self.past.faults):
-                self.verdict.counts["lost with MySQL"] += 1
-            elif not any(call.op == "purge" for call in job.calls or ()):
+            if not any(call.op == "purge" for call in job.calls or ()):
                 self.verdict.breach("L", job_id, "was acknowledged and has no row")
         elif job.runs:
             self.verdict.breach("U", job_id, f"ran, and has no row (biz_id {job.biz})")

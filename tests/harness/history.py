@@ -51,7 +51,6 @@ FAULTS = {
     "left": "a consumer left before its answer, or in the middle of it",
     "redis_loss": "a Redis node lost writes (failover, wipe, old snapshot)",
     "redis_down": "Redis out of reach, nothing lost",
-    "store_loss": "MySQL lost commits that it had acknowledged",
     "store_down": "MySQL out of reach, slow or read-only",
     "zk_down": "ZooKeeper out of reach",
     "stop": "orderly stop (SIGTERM)",

@@ -159,15 +159,6 @@ def test_lost_a_deadline_that_was_acknowledged(story: Story) -> None:
     assert "L" in broken(story.verdict())
 
 
-def test_lost_the_deadline_that_was_stored_to_that_of_a_later_submit_with_its_dedup_key(story: Story) -> None:
-    assert broken(story.submit(due=0.003).submit(at=-8.85).run(0.1, 0.2).row().verdict()) == "L"
-
-
-def test_early_for_the_submit_that_was_stored_of_two_with_one_dedup_key(story: Story) -> None:
-    story.submit().submit(due=0.003, at=-8.95, took=0.5)
-    assert broken(story.run(0.001, 0.1).row(due=0.003).verdict()) == "E"
-
-
 def test_lost_what_ended_and_changed_afterwards(story: Story) -> None:
     story.submit().run(0.1, 0.2).line("seen", 1, 100, job=1, status=3, v=0).row()
     assert broken(story.verdict()) == "L"

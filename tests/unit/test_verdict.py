@@ -368,7 +368,6 @@ def test_a_nack_waits_as_told_or_by_the_backoff_and_the_last_one_is_dead() -> No
     assert nacked(None) == (False, 0), "immediate"
     assert nacked(1500, dead=True) == (True, 0)
     assert nacked(1500, attempts=4) == (True, 0), "written or not: its consumer has answered"
-    assert nacked(1500, attempts=4) == (True, 0)
     assert nacked(1500, attempts=65_535, tries=65_535) == (False, 1500)
 
 
