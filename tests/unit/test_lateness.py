@@ -98,8 +98,10 @@ CASES = {
     ),
     "a second cause of a quarter": (
         [LateStart(0, DUE, at(40), [span(Cause.PAUSED, 0, 30), span(Cause.BACKLOG, 30, 40)])],
-        "It started 40.0 s late: 30.0 s because its topic was paused, "
-        "10.0 s because more was due than could start at once.",
+        (
+            "It started 40.0 s late: 30.0 s because its topic was paused, "
+            "10.0 s because more was due than could start at once."
+        ),
     ),
     "a second cause of less": (
         [LateStart(0, DUE, at(40), [span(Cause.PAUSED, 0, 31), span(Cause.BACKLOG, 31, 40)])],
@@ -107,8 +109,10 @@ CASES = {
     ),
     "a time that nothing explains": (
         [LateStart(0, at(6), at(8), [span(Cause.REDIS, 6, 8)])],
-        "It started 8.0 s late: 6.0 s because of something that nobody recorded, "
-        "2.0 s because Redis did not answer.",
+        (
+            "It started 8.0 s late: 6.0 s because of something that nobody recorded, "
+            "2.0 s because Redis did not answer."
+        ),
     ),
     "lines that were cut off before": (
         [LateStart(0, at(6), at(8), [span(Cause.TARGET, 6, 8, "target t: paused")])],
