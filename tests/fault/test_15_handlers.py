@@ -275,8 +275,8 @@ def test_a_burst_of_one_topic_leaves_the_others_on_time_and_memory_bounded(
 ) -> None:
     line = case.verdict(18, "burst, hot biz_id, slow topic", f"{count:,} due in one second")
     system = case.build(slots=SLOTS)
-    system.center.store.topics.create(Topic("test.other", 9, SLOTS))
-    daemon = system.start(processes=PROCESSES, app="fault.apps.more:center")
+    system.center.store.topics.create(Topic("test.slow0", 9, SLOTS))
+    daemon = system.start(processes=PROCESSES, app="fault.apps.slow:center")
     client = system.client
     for ahead in (seconds, 8 * seconds):  # those of the first may be due before all are stored
         due = datetime.now(UTC) + timedelta(seconds=ahead)
@@ -297,7 +297,7 @@ def test_a_burst_of_one_topic_leaves_the_others_on_time_and_memory_bounded(
     with Watch(system, daemon) as watch:
         time.sleep(max(0.0, (due - datetime.now(UTC)).total_seconds() - 1.5))
         watch.mark()
-        others = ("test.async", "test.other")
+        others = ("test.async", "test.slow0")
         with Load(client, rate=40, ahead=(0.5, 1.0), cancel=0, fail=0, topics=others) as trickle:
             # Not the history: to read it takes time.
             over = due.timestamp() + 1
