@@ -38,16 +38,12 @@ from toc.gateway.problems import Problem
 from toc.gateway.service import Service
 from toc.model.access import Access
 from toc.model.clock import span
-from toc.model.errors import BodyTooLarge, Busy, TocError
+from toc.model.errors import Busy, TocError
 
 R = TypeVar("R")
 
 STATIC = Path(__file__).parent / "static"
-TYPES = {
-    ".js": "text/javascript; charset=utf-8",
-    ".css": "text/css; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+TYPES = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
 _KEPT = {
     "cache-control": "public, max-age=31536000, immutable",
     "vary": "accept-encoding",
@@ -120,7 +116,7 @@ class Console:
         try:
             if method == "POST":
                 _check_same_site(exchange)
-            if path == LOGIN:
+            if path == LOGIN and method in ("GET", "POST"):
                 return await self._login(method, scope, exchange)
             session = self._sessions.find(exchange.header(b"cookie"))
             if session is None:
@@ -132,7 +128,7 @@ class Console:
             problem = problem_for(exc, CONSOLE)
         kind = problem.kind
         said = problem.detail.removesuffix(NOTHING_DONE) if method == "GET" else problem.detail
-        note = Note(text=f"{said}.", level="bad")
+        note = Note(text=f"{said}.", level="bad", href=kind.type)
         return self._html(
             "page.html", session, kind.status, problem.headers, content=Content(kind.title, [note]), live=""
         )
@@ -144,7 +140,7 @@ class Console:
         if method == "GET":
             return self._login_page(scope, exchange, query.get("next", ""))
         exchange.sender = exchange.connection.address
-        form = await _form(method, exchange)
+        form = await _form(exchange)
         following = _within(form.get("next", ""))
         secret = form.get("token", "").strip()
         cookie = self._sessions.begin(secret)
@@ -183,7 +179,7 @@ class Console:
             raise Problem(problems.RATE, why, headers={"retry-after": str(ceil(wait))})
         form: dict[str, str] = {}
         if method == "POST":
-            form = await _form(method, exchange)
+            form = await _form(exchange)
             if not session.wrote(form.pop("csrf", "") or exchange.header(b"x-csrf-token") or ""):
                 why = "the form is of another login: go back, reload the page, send it again"
                 raise Problem(problems.FORBIDDEN, why)
@@ -220,19 +216,13 @@ class Console:
             return draw()  # what a form has done is told: a new secret is not shown again
 
     def _find(self, path: str, method: str, session: Session) -> tuple[Page, Mapping[str, str]]:
-        """Return a page, and what its path names. Raises Problem, also if it is not the reader's."""
+        """Return a page, and what its path names. Raises Problem, also if it is not for the reader."""
         below = path.removeprefix(CONSOLE).strip("/")
-        others = set()
         for pattern, one in self._routes:
-            if match := pattern.fullmatch(below):
-                if one.method == method:
-                    if one.right is not None and not _may(one, session):
-                        raise forbidden(session.token, one.right, "this page")
-                    return one, match.groupdict()
-                others.add(one.method)
-        if others:
-            allowed = ", ".join(sorted(others))
-            raise Problem(problems.METHOD, f"this page accepts {allowed}", headers={"allow": allowed})
+            if one.method == method and (match := pattern.fullmatch(below)):
+                if one.right is not None and not _may(one, session):
+                    raise forbidden(session.token, one.right, "this page")
+                return one, match.groupdict()
         raise Problem(problems.NOT_FOUND, "there is no such page")
 
     # --- live
@@ -276,7 +266,8 @@ class Console:
         try:
             content = await found.shows(view)
         except Exception as exc:
-            content = Content("", [Note(text=f"{problem_for(exc, CONSOLE).detail}.", level="bad")])
+            problem = problem_for(exc, CONSOLE)
+            content = Content("", [Note(text=f"{problem.detail}.", level="bad", href=problem.kind.type)])
         acts = offered(found, view, content) if isinstance(content, Content) and content.title else []
         return await self._drawn(partial(
             self._render, "blocks.html", content=content, csrf=csrf, now_ms=view.now_ms, acts=acts,
@@ -341,17 +332,12 @@ def _query(text: bytes) -> dict[str, str]:
         raise Problem(problems.SYNTAX, "the query cannot be read: send UTF-8, percent-encoded") from None
 
 
-async def _form(method: str, exchange: Exchange) -> dict[str, str]:
+async def _form(exchange: Exchange) -> dict[str, str]:
     """Return what a form sends. Raises Problem."""
     kind = (exchange.header(b"content-type") or "").partition(";")[0].strip().lower()
-    if method != "POST":
-        raise Problem(problems.METHOD, "this page accepts GET, POST", headers={"allow": "GET, POST"})
     if kind != "application/x-www-form-urlencoded":
         raise Problem(problems.SYNTAX, "send a form")
-    try:
-        return _query(await exchange.body(FORM_BYTES))
-    except BodyTooLarge as exc:
-        raise Problem(problems.TOO_LARGE, str(exc)) from None
+    return _query(await exchange.body(FORM_BYTES))
 
 
 def _check_same_site(exchange: Exchange) -> None:

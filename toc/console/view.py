@@ -44,11 +44,13 @@ NOTHING_DONE = "; nothing was acknowledged: try again"
 
 @dataclass(slots=True)
 class Reading:
-    """What a part was when it was read last. ``at``: when (ms). ``error``: why it could not be read since."""
+    """What a part was when it was read last. ``at``: when (ms). ``error``: why it could not be read since,
+    and ``about`` where that is described."""
 
     value: Any = None
     at: int | None = None
     error: str = ""
+    about: str = ""
     began: float = float("-inf")
     reading: asyncio.Task[None] | None = None
 
@@ -91,7 +93,8 @@ class Readings:
         try:
             one.value, one.at, one.error = (await read()).content, began, ""
         except Exception as exc:
-            one.error = problem_for(exc, CONSOLE).detail.removesuffix(NOTHING_DONE)
+            problem = problem_for(exc, CONSOLE)
+            one.error, one.about = problem.detail.removesuffix(NOTHING_DONE), problem.kind.type
         finally:
             one.reading = None
 
@@ -190,8 +193,8 @@ class View:
         one = await self.readings.get(key, read, max(fresh, self.fresh), WAIT_SECONDS)
         why = one.error or ("it is still being read" if one.reading is not None else "")
         old = "" if one.at is None else f"; this is as of {self.ago(one.at)} ago"
-        notes: list[Block] = [Note(text=f"{what}: {why}{old}.", level="bad")] if why else []
-        return Part(one.value, notes, one.at)
+        note = Note(text=f"{what}: {why}{old}.", level="bad", href=one.about if one.error else "")
+        return Part(one.value, [note] if why else [], one.at)
 
 
 def _checked(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
@@ -225,7 +228,8 @@ def marked(fields: list[Field], problem: Problem) -> tuple[list[Field], list[Blo
     at = str(problem.more.get("field", about)).partition(".")[0]
     told = [one._replace(error=problem.detail) if one.name == at else one for one in fields]
     there = any(one.error and one.kind != "hidden" for one in told)
-    return told, [] if there else [Note(text=f"{problem.kind.title}: {problem.detail}.", level="bad")]
+    text = f"{problem.kind.title}: {problem.detail}."
+    return told, [] if there else [Note(text=text, level="bad", href=problem.kind.type)]
 
 
 def _hint(info: FieldInfo) -> str:

@@ -160,10 +160,14 @@ def page(calls: tuple[HttpCall, ...]) -> bytes:
     )
     problems = "".join(
         f'<tr id="{kind.name}"><td><code>{kind.type}</code></td><td>{kind.status}</td>'
-        f"<td>{escape(kind.title)}</td></tr>"
+        f"<td>{escape('. '.join([kind.title, *map(_meaning, kind.errors)]))}</td></tr>"
         for kind in sorted(KINDS, key=lambda kind: (kind.status, kind.name))
     )
     return frame.replace("{{calls}}", rows).replace("{{problems}}", problems).encode()
+
+
+def _meaning(error: type[Exception]) -> str:
+    return " ".join((error.__doc__ or "").replace("`", "").split()).removesuffix(".")
 
 
 def _call_row(call: HttpCall, operation: dict[str, Any], schemas: dict[str, Any]) -> str:

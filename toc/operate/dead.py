@@ -20,8 +20,8 @@ from toc.operate.bulk import RATE, count_or_do
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
 
 if TYPE_CHECKING:
-    from toc.model.task import TaskRow
     from toc.sdk.client import TimeoutCenter
+    from toc.store.tasks.select import Death
 
 MAX_ERROR = 200
 """Characters of an error that tell it from others."""
@@ -86,9 +86,9 @@ def groups(doing: Doing, limit: int, topic: str | None = None) -> Record:
 
     toc: Example: toc dead groups --topic order.close
     """
-    found = tasks.page(doing, tasks.selection(doing, "dead", topic), None, limit, newest=True)
-    grouped: dict[tuple[str, str], list[TaskRow]] = {}
-    for row, name in tasks.topics_of(doing, found.rows):
+    read, more = doing.center.store.selections.deaths(tasks.selection(doing, "dead", topic), limit)
+    grouped: dict[tuple[str, str], list[Death]] = {}
+    for row, name in tasks.topics_of(doing, read):
         error = (row.last_error or "").partition("\n")[0][:MAX_ERROR]
         grouped.setdefault((name, NUMBERS.sub("#", error)), []).append(row)
     shown = [
@@ -96,14 +96,14 @@ def groups(doing: Doing, limit: int, topic: str | None = None) -> Record:
             "topic": name,
             "error": error,
             "tasks": len(rows),
-            "first": instant(min(row.next_time for row in rows)),
-            "last": instant(max(row.next_time for row in rows)),
+            "first": instant(rows[-1].next_time),
+            "last": instant(rows[0].next_time),
             "job_id": str(rows[-1].job_id),
             "contains": max(error.split("#"), key=len) or None,
         }
         for (name, error), rows in sorted(grouped.items(), key=lambda one: -len(one[1]))
     ]
-    return {"groups": shown, "read": len(found.rows), "more": found.next is not None}
+    return {"groups": shown, "read": len(read), "more": more}
 
 
 @operation("tasks.redrive", "POST /v1/dead:redrive", Right.REDRIVE, "Redrive dead tasks",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -22,7 +22,9 @@ from toc.operate.records import TaskShown, UnreadableShown, row_record, task_or_
 if TYPE_CHECKING:
     from toc.model.catalog import TopicCatalog
     from toc.model.task import TaskRow
-    from toc.store.tasks.select import Page, Selection
+    from toc.store.tasks.select import Death, Page, Selection
+
+R = TypeVar("R", "TaskRow", "Death")
 
 MAX_ON_PAGE = 1000
 TOPIC = Param("topic", Value.TOPIC, "Only this topic.", metavar="NAME")
@@ -119,7 +121,7 @@ def page(doing: Doing, wanted: Selection, after: str | None, limit: int, *, newe
     return found
 
 
-def topics_of(doing: Doing, rows: Iterable[TaskRow]) -> list[tuple[TaskRow, str]]:
+def topics_of(doing: Doing, rows: Iterable[R]) -> list[tuple[R, str]]:
     """Return the rows that whoever asks may see, each with the name of its topic."""
     catalog, token = doing.center.catalog, doing.token
     if any(catalog.known_type(row.biz_type) is None for row in rows):
@@ -131,7 +133,7 @@ def topics_of(doing: Doing, rows: Iterable[TaskRow]) -> list[tuple[TaskRow, str]
 
 
 def topic_of(
-    catalog: TopicCatalog, row: TaskRow, sees: Callable[[str], bool], *, everything: bool
+    catalog: TopicCatalog, row: TaskRow | Death, sees: Callable[[str], bool], *, everything: bool
 ) -> str | None:
     """Return the name of a task's topic for who ``sees`` some; None if it may not know of it.
 

@@ -9,6 +9,7 @@ import resource
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from http import HTTPStatus
 from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
@@ -66,6 +67,8 @@ MAX_LABELS = 300
 """Targets with a name of their own in the metrics of one process."""
 OTHERS = "(others)"
 PAUSED_BY = "webhook"
+KEEP_SECONDS = 5.0
+"""How often the last answers of targets are written."""
 
 
 class Bound(NamedTuple):
@@ -168,11 +171,21 @@ class Webhooks:
         """Those of targets, by name, until the limiter forgets them."""
         self._open: set[str] = set()
         """Labels of the targets whose breaker the gauge last showed as open."""
+        self._answers: dict[str, tuple[int, str]] = {}
+        """When targets answered last (ms), and what, as far as that is not kept yet."""
+        self._keep_at = 0.0
         self._locked: set[int] = set()
         """change_ids of targets whose secrets no key here opens, each of which is logged once."""
 
     def run_once(self) -> float:
-        """Read the targets. Returns the seconds until the next call."""
+        """Read the targets, and keep their last answers. Returns the seconds until the next call."""
+        now = self._clock.monotonic()
+        if now >= self._keep_at:
+            self._keep_at = now + KEEP_SECONDS
+            with suppress(TocError):  # a later answer is kept instead
+                while self._answers:
+                    name, (at, answer) = self._answers.popitem()
+                    self._targets.note(name, at, answer)
         return self._book.run_once()
 
     def handler(self, topic: str) -> Handler:
@@ -314,6 +327,9 @@ class Webhooks:
             self._in_flight[bound.label] -= 1
             if not self._in_flight[bound.label]:
                 del self._in_flight[bound.label]
+        if to is not None:
+            told = f"{answer.status} in {answer.ms} ms" if answer.status is not None else answer.text
+            self._answers[to.name] = self._clock.now_ms(), told
         label = self._waits.label(bound.label)
         status = "none" if answer.status is None else f"{answer.status // 100}xx"
         metrics.WEBHOOK_REQUESTS.of(label, status).add()

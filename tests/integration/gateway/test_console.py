@@ -201,7 +201,8 @@ def test_a_token_of_some_topics_sees_those_alone(shared: Gateway) -> None:
     for path in (f"/tasks/{other}", f"/tasks/{other}/body"):
         assert browser.get(path).status == 404
     assert browser.get(f"/tasks/{other}").text == unknown.text
-    assert browser.get("/topics/test.doomed").status == 404
+    hidden = browser.get("/topics/test.doomed")
+    assert (hidden.status, "/docs#unknown-topic" in hidden.links()) == (404, True), "it leads to what that is"
     for path in ("/topics", "/tasks?limit=1000", "/dead", "/schedules", "/tokens"):
         page = browser.get(path)
         assert page.status == 200

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toc.console.pages.numbers import due, lateness
-from toc.console.pages.records import SLOTS, by_host
+from toc.console.pages.records import SLOTS, added, by_host
 from toc.console.shown import Block, Content, Facts, Note, Table, columns, path
 from toc.console.view import CLUSTER_SECONDS, View, page
 from toc.model.access import Action
@@ -19,9 +19,9 @@ PLACES = {
     "tasks": "/console/topics/{of}",
     "targets": "/console/targets/{of}",
     "schedules": "/console/schedules/{of}",
+    **dict.fromkeys(("workers", "slots"), "/console/workers"),
 }
 """Where a finding about something leads."""
-COUNTS = ("scheduled", "prepared", "dead")
 HELD = columns(
     "topic, paused, scheduled, prepared: Taken, dead, overdue, unowned: Slots without owner, "
     "unread: Slots not read",
@@ -34,8 +34,7 @@ def _place(one: Mapping[str, Any]) -> str:
         return ""
     if one["part"] == "tasks" and "dead" in one["what"]:
         return path("/console/dead?topic={of}", one)
-    where = {"workers": "/console/workers", "slots": "/console/workers"}.get(one["part"])
-    return where or path(PLACES.get(one["part"], ""), one)
+    return path(PLACES.get(one["part"], ""), one)
 
 
 FINDINGS = columns("level, part, place: Of, what: Finding, do: What to do")
@@ -52,19 +51,8 @@ async def findings(view: View, *levels: str) -> tuple[list[Block], int | None]:
 
 
 def by_topic(slots: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Add up slots. The counts of those that could not be read are missing, and ``unread`` says so."""
-    found: dict[str, dict[str, Any]] = {}
-    for one in slots:
-        topic = one["slot"].rpartition("_")[0]
-        held = found.setdefault(topic, {"topic": topic, **dict.fromkeys((*COUNTS, "unowned", "unread"), 0)})
-        held["unowned"] += one["owner"] is None
-        if one["scheduled"] is None:
-            held["unread"] += 1
-            continue
-        for name in COUNTS:
-            held[name] += one[name]
-        held["overdue"] = max(held.get("overdue", 0), one["overdue"] or 0)
-    return list(found.values())
+    """Return how many slots each topic has, and what they hold."""
+    return added(slots, "topic", lambda one: one["slot"].rpartition("_")[0])
 
 
 @page("", Action.READ_CLUSTER, menu="Overview", live=True)

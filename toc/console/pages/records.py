@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from toc.console.pages.tasks import carried
@@ -19,6 +19,7 @@ SLOTS = columns(
     "slot, state, owner, assigned: Assigned to, why, since, scheduled, prepared: Taken, dead, overdue"
 )
 INTENTS = columns("what, of, to, by, at: When")
+COUNTS = ("scheduled", "prepared", "dead")
 HOSTS = columns("worker, slots, scheduled, prepared: Taken")
 SCHEDULES = columns(
     "name: Schedule, topic, cron, zone, every, paused, next_time: Next, fired, skipped, missed",
@@ -36,7 +37,8 @@ TARGETS = columns(
     "name: Target, url: URL, paused, concurrency, rate, timeout", name="/console/targets/{name}"
 )
 TARGET = columns(
-    "url: URL, paused, concurrency, rate, timeout, topics, headers, dead_on, paused_by, "
+    "url: URL, answer: Last answer, answered: When, paused, concurrency, rate, timeout, topics, headers, "
+    "dead_on, paused_by, "
     "paused_why: Paused because, previous_until: Also signs with its former secret until, created, "
     "modified: Changed"
 )
@@ -47,16 +49,29 @@ TOKENS = columns(
 ACTIONS = columns("at: When, by: Who, action, target: On, outcome, details, result")
 
 
-def by_host(slots: Iterable[Mapping[str, Any]]) -> Table:
-    """Return how many slots each worker owns, and what they hold."""
+def added(slots: Iterable[Mapping[str, Any]], by: str, of: Callable[[Any], str]) -> list[dict[str, Any]]:
+    """Add up slots by what they have in common. The counts of those that could not be read are missing, and
+    ``unread`` says so."""
     found: dict[str, dict[str, Any]] = {}
     for one in slots:
-        owner = one["owner"] or "nobody"
-        held = found.setdefault(owner, {"worker": owner, "slots": 0, "scheduled": 0, "prepared": 0})
+        held = found.setdefault(
+            of(one), {by: of(one), **dict.fromkeys(("slots", "unowned", "unread", *COUNTS), 0)}
+        )
         held["slots"] += 1
-        held["scheduled"] += one["scheduled"] or 0
-        held["prepared"] += one["prepared"] or 0
-    return Table("Slots by worker", columns=HOSTS, records=list(found.values()))
+        held["unowned"] += one["owner"] is None
+        if one["scheduled"] is None:
+            held["unread"] += 1
+            continue
+        for name in COUNTS:
+            held[name] += one[name]
+        held["overdue"] = max(held.get("overdue", 0), one["overdue"] or 0)
+    return list(found.values())
+
+
+def by_host(slots: Iterable[Mapping[str, Any]]) -> Table:
+    """Return how many slots each worker owns, and what they hold."""
+    records = added(slots, "worker", lambda one: one["owner"] or "nobody")
+    return Table("Slots by worker", columns=HOSTS, records=records)
 
 
 @page("workers", Action.READ_CLUSTER, menu="Workers", live=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from toc.model.errors import InvalidInput
 from toc.model.sharding import BizId
@@ -52,6 +52,15 @@ class Selection:
     """Only those that a worker has leased, or that a consumer has."""
 
 
+class Death(NamedTuple):
+    """A dead task, as far as it is read to group the dead. ``next_time``: when it died, in ms."""
+
+    next_time: int
+    job_id: int
+    biz_type: int
+    last_error: str | None
+
+
 class Page(NamedTuple):
     """A page of selected rows. ``next``: where the next one begins, None if there is none."""
 
@@ -85,20 +94,35 @@ class Selections:
         following = None if bound is None else (sign * bound[0], sign * bound[1])
         return Page([row for row in rows if row.status == wanted.status], following)
 
+    def deaths(self, wanted: Selection, limit: int) -> tuple[list[Death], bool]:
+        """Return at most ``limit`` of the selected dead tasks, the latest first, and whether there are more.
+
+        Unlike a page, it asks for no row a second time by its id, which costs more than all else.
+        """
+        if wanted.biz_types is not None and not wanted.biz_types:
+            return [], False
+        told: dict[int, list[Any]] = {}
+        cursors, bound = self._cursors(wanted, _last(wanted), limit, back=True, told=told)
+        with sql.understood():
+            found = [Death(-moment, -job_id, *told[-job_id]) for moment, job_id in cursors]
+        return found, bound is not None
+
     def _cursors(
-        self, wanted: Selection, start: Cursor, limit: int, *, back: bool = False
-    ) -> tuple[list[Cursor], Cursor | None]:
+        self, wanted: Selection, start: Cursor, limit: int, *, back: bool = False,
+        told: dict[int, list[Any]] | None = None,
+    ) -> tuple[list[Cursor], Cursor | None]:  # fmt: skip
         """Return the cursors of at most ``limit`` rows, and where the page ends, None at the end of all.
 
         ``back``: from the latest to the earliest. Then the numbers of cursors, here and of ``_read_page``,
-        are negative, so that either way the lesser cursor comes first.
+        are negative, so that either way the lesser cursor comes first. ``told`` is given the biz_type and
+        last_error of each row, by job_id.
         """
         tables = list(self._tables(wanted))
         reached = dict.fromkeys(tables, start)  # how far each table has been read that may have more
         each = max(MIN_EACH, min(limit + 1, 2 * limit // len(tables)))
         left, asked, cursors = PAGE_ROWS, reached, list[Cursor]()
         while True:
-            found = self._read_page(wanted, asked, each, back=back)
+            found = self._read_page(wanted, asked, each, back=back, told=told)
             for table, page in found.items():
                 cursors += [(moment, job_id) for moment, job_id, hit in page if hit]
                 if len(page) == each:
@@ -169,12 +193,14 @@ class Selections:
         return found
 
     def _read_page(
-        self, wanted: Selection, cursors: Mapping[int, Cursor], limit: int, *, back: bool = False
-    ) -> dict[int, list[tuple[int, int, int]]]:
+        self, wanted: Selection, cursors: Mapping[int, Cursor], limit: int, *, back: bool = False,
+        told: dict[int, list[Any]] | None = None,
+    ) -> dict[int, list[tuple[int, int, int]]]:  # fmt: skip
         """Return (next_time, job_id, whether it matches) of ``limit`` rows of each table after its cursor."""
         assert wanted.status is not None  # noqa: S101 - only pages of a biz_id have none
         start, sign = (_last(wanted), -1) if back else (_first(wanted), 1)
         past, order = ("<", "next_time DESC,job_id DESC") if back else (">", "next_time,job_id")
+        more = "" if told is None else ",biz_type,last_error"
 
         def read(server: DatabaseServer, part: Mapping[int, None]) -> dict[int, list[tuple[int, int, int]]]:
             matches = " AND ".join(_conditions(server, wanted)) or "1"
@@ -189,12 +215,14 @@ class Selections:
                     after = f" AND next_time{past}={at} AND (next_time{past}{at} OR job_id{past}{job_id:d})"
                 selects.append(
                     f"SELECT {table:d} AS tab,{server.milliseconds('next_time')} AS moment,job_id,"
-                    f"{matches} AS hit FROM {self._shards.names[table]} "
+                    f"{matches} AS hit{more} FROM {self._shards.names[table]} "
                     f"WHERE {range_}{after} ORDER BY {order} LIMIT {limit:d}"
                 )
             pages: dict[int, list[tuple[int, int, int]]] = {table: [] for table in part}
-            for table, moment, job_id, hit in sql.read(server, selects):
+            for table, moment, job_id, hit, *rest in sql.read(server, selects):
                 pages[table].append((sign * moment, sign * job_id, hit))
+                if told is not None:
+                    told[job_id] = rest
             for page in pages.values():
                 page.sort()
             return pages
