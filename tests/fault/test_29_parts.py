@@ -22,6 +22,7 @@ from kazoo.exceptions import NoNodeError  # type: ignore[import-untyped]
 from benchmarks.local import RedisCluster, RedisServer, ZooKeeper
 from toc import NewTask
 from toc.coordination.operator import Operator
+from toc.model.finding import Line
 from toc.model.sharding import BizId
 from toc.model.topic import Slot
 from toc.operate import doctor
@@ -69,7 +70,7 @@ def test_a_host_that_alone_does_not_reach_a_server_is_named_and_keeps_its_slots_
     line.judge(system, within=6)
 
 
-def _named(system: System) -> list[doctor.Line]:
+def _named(system: System) -> list[Line]:
     """What doctor says of workers that do not reach a server."""
     return [each for each in doctor.examine(system.center) if "does not reach" in each.what]
 

@@ -30,7 +30,7 @@ from toc.model.errors import ConfigError
 from toc.model.sharding import table_of_job
 from toc.observe.exposition import JSON, decode
 from toc.observe.metrics import OVERDUE, SLOTS
-from toc.operate import doctor
+from toc.operate import doctor, doctor_tasks
 
 # Fault 41: all handlers of a topic are busy, or nobody who handles it is left: the on-call is told.
 
@@ -77,7 +77,7 @@ def test_every_measure_tells_of_what_is_due_and_not_started(
     daemon = system.start(processes=1, threads=4, env=ANY_ADDRESS)
     long_one = system.client.submit("test.async", biz_id=1, delay=0.1, attribute={"sleep": 15})
     system.wait(lambda: bool(system.starts(long_one)), "a handler runs that was started in time", 10)
-    monkeypatch.setattr(doctor, "OVERDUE_MS", 3000)
+    monkeypatch.setattr(doctor_tasks, "OVERDUE_MS", 3000)
 
     def overdue(topic: str) -> float:
         return value(daemon, OVERDUE.metric.name, topic)

@@ -38,9 +38,8 @@ from toc.model.errors import (
     StoreUnavailable,
     TocError,
 )
-from toc.model.finding import Level
+from toc.model.finding import Level, Line
 from toc.operate import doctor
-from toc.operate.doctor import Line
 from toc.store.migrate import Migrator
 from toc.store.servers import mysql
 from toc.store.store import Store

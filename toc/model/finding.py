@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -37,3 +38,23 @@ def clock_finding(server: str, ahead_ms: float, unsure_ms: float, limit_ms: floa
         return Finding(Level.OK, server, what, "")
     do = "keep the clocks of all hosts in step by NTP: tasks are late by the difference"
     return Finding(Level.WARN, server, what, do)
+
+
+class Line(NamedTuple):
+    """One line of what `toc doctor` reports: ``part`` is the subsystem, ``of`` the thing in it."""
+
+    level: Level
+    part: str
+    of: str
+    what: str
+    do: str
+
+
+def is_wrong(lines: Iterable[Line], part: str) -> bool:
+    """Whether something is wrong with a part. Other errors may be due to that, and are not reported."""
+    return any(line.part == part and line.level is Level.REFUSE for line in lines)
+
+
+def count(number: int, what: str) -> str:
+    """Return so many things for a sentence: 1 task, 2 tasks."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

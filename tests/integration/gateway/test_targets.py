@@ -14,7 +14,7 @@ from toc import NewTask, TimeoutCenter
 from toc.model.errors import InvalidTarget
 from toc.model.target import TargetSecrets
 from toc.model.topic import Delivery, Topic
-from toc.operate.doctor import target_lines
+from toc.operate.doctor_tasks import target_lines
 from toc.sdk.batcher import Batcher
 from toc.store.records.targets import new_key
 

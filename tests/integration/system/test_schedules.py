@@ -23,7 +23,7 @@ from toc.model.schedule_state import new_state
 from toc.model.sharding import BizId
 from toc.model.verdict import Failure
 from toc.observe.metrics import SCHEDULES_STUCK
-from toc.operate.doctor import schedule_lines
+from toc.operate.doctor_tasks import schedule_lines
 from toc.sdk import schedules as sdk_schedules
 from toc.store.servers.mysql import MySqlServer
 from toc.store.servers.server import Statement
