@@ -59,7 +59,8 @@ def lmstfy(redis: str = REDIS, dry_run: bool = DRY_RUN, as_json: Json = False) -
 
 def _import(what: str, url: str, *, dry_run: bool, as_json: bool, **options: str) -> None:
     try:
-        from toc.dialects.importing import ORIGINALS, Importing
+        from toc.dialects.importing import Importing
+        from toc.dialects.originals import ORIGINALS
     except ImportError as exc:
         raise NotInstalled(f"the dialects need {exc.name}", "dialects") from exc
     from toc.index.foreign import ForeignRedis

@@ -19,10 +19,11 @@ from harness.rows import known
 from harness.system import System
 
 from benchmarks.local import RedisServer
-from toc.dialects.importing import UNREADABLE, _fields
 from toc.dialects.lmstfy_wire import new_job_id
+from toc.dialects.originals import UNREADABLE, _fields
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
+from toc.sdk.submission import LATEST_MS
 
 # A user who can but read: with it, nothing is ever changed.
 READER = "user reader on >secret ~* &* -@all +@read +info +time +select +ping"
@@ -125,14 +126,13 @@ def test_every_state_of_lmstfy_is_taken_over_as_it_is(system: System, other: red
     before = _content(other)
 
     report = imported(system, "lmstfy", url_of(other), "--dry-run")
-    states = {"delayed": 2, "ready": 2, "dead": 2}
+    states = {"delayed": 3, "ready": 2, "dead": 2}
     assert (report["found"], report["imported"]) == (states, 0)
     assert system.center.store.find(BizId.of(delayed)) == []
 
     report = imported(system, "lmstfy", url_of(other))
-    assert (report["found"], report["imported"]) == (states, 6)
+    assert (report["found"], report["imported"]) == (states, 7)
     assert (report["there_before"], report["refused"]) == (0, {})
-    assert sum(report["passed_by"].values()) == 1
     assert _content(other) == before
 
     system.center.catalog.refresh()
@@ -140,9 +140,9 @@ def test_every_state_of_lmstfy_is_taken_over_as_it_is(system: System, other: red
     rows = {name: row_of(system, key) for name, key in locals().items() if name in _JOBS}
     assert {name: topics[row.biz_type] for name, row in rows.items()} == {
         "delayed": "lmstfy.ns.a", "running": "lmstfy.ns.a", "last": "lmstfy.ns.a",
-        "ready": "lmstfy.ns.b", "dead": "lmstfy.ns.b", "stray": "lmstfy.ns.c",
+        "ready": "lmstfy.ns.b", "dead": "lmstfy.ns.b", "stray": "lmstfy.ns.c", "late": "lmstfy.ns.c",
     }  # fmt: skip
-    assert [row.tries for row in rows.values()] == [5, 2, 1, 7, 1, 1]
+    assert [row.tries for row in rows.values()] == [5, 2, 1, 7, 1, 1, 1]
     ended = {name for name, row in rows.items() if row.status == TaskStatus.DEAD}
     assert ended == {"last", "dead"}
     assert {row.dedup_key for row in rows.values()} == {"lmstfy:job"}
@@ -150,11 +150,12 @@ def test_every_state_of_lmstfy_is_taken_over_as_it_is(system: System, other: red
     assert abs(rows["delayed"].expires_at - (data.now + 7200) * 1000) < 5000
     assert rows["running"].action_time == (data.now + 40) * 1000
     assert rows["running"].expires_at == rows["dead"].expires_at == 0
+    assert rows["late"].expires_at == rows["late"].action_time, "it expires when it is due, as there"
     assert attribute_of(rows["ready"]) == {"namespace": "ns", "queue": "b", "attributes": {"color": "red"}}
     assert known(system.center.get(rows["ready"].job_id)).body == b"\x00\xff"
 
 
-_JOBS = ("delayed", "running", "last", "ready", "dead", "stray")
+_JOBS = ("delayed", "running", "last", "ready", "dead", "stray", "late")
 
 
 def _content(other: redis.Redis) -> dict[bytes, bytes | None]:
@@ -222,15 +223,14 @@ def test_entries_that_cannot_be_read_are_named_and_fail_an_import(system: System
     assert report["examples"]
 
 
-def test_a_job_that_is_never_due_is_named_and_stops_no_other(system: System, other: redis.Redis) -> None:
+def test_a_job_that_is_never_due_is_a_task_of_the_last_moment(system: System, other: redis.Redis) -> None:
     data = LmstfyData(other)
     now = data.now
     for place, at in enumerate((float("inf"), float("-inf"), 1e18, now + 60)):
         job_id = data.job("a", b"x")
         member = text("ns") + text("a") + struct.pack("<H", 1 + place) + text(job_id)
         other.zadd("timer_set", {member: at})
-    report = imported(system, "lmstfy", url_of(other), code=1)
-    assert (report["imported"], report["refused"]) == (2, {"it is never due": 2})
+    assert imported(system, "lmstfy", url_of(other))["imported"] == 4
     other.flushall()
     for job_id, at, score in (
         ("far", 2**60, now + 60),
@@ -240,8 +240,8 @@ def test_a_job_that_is_never_due_is_named_and_stops_no_other(system: System, oth
     ):
         youzan_job(other, job_id, at=at)
         other.zadd("dq_bucket_1", {job_id: score})
-    report = imported(system, "youzan", url_of(other), code=1)
-    assert (report["imported"], report["refused"]) == (2, {"it is never due": 2})
+    assert imported(system, "youzan", url_of(other))["imported"] == 4
+    assert {row_of(system, name).action_time for name in ("far", "inf")} == {LATEST_MS}
 
 
 def test_a_url_that_leads_nowhere_is_refused_without_being_shown(system: System) -> None:
