@@ -19,7 +19,8 @@ from urllib.parse import urlsplit
 
 from toc.dialects.dialect_tasks import DialectTasks
 from toc.failpoint import failpoint
-from toc.gateway.connections import ClientGone, client_address
+from toc.gateway.connections import ClientGone
+from toc.gateway.crowd import client_address
 from toc.gateway.exchange import ESCAPED, Answer, Exchange, Headers, Receive, Scope, Send
 from toc.gateway.problems import Problem
 from toc.gateway.service import Service

@@ -28,9 +28,8 @@ import uvloop
 
 from toc.config import Settings
 from toc.coordination.assignment import PROTOCOL
-from toc.gateway import connections
 from toc.gateway.app import App
-from toc.gateway.connections import Crowd, GatewayServer, client_address, server
+from toc.gateway.crowd import MAX_CONNECTIONS, MAX_PER_ADDRESS, Crowd, GatewayServer, client_address, server
 from toc.gateway.service import Service
 from toc.loop import Loop, watch_threads, watched_task
 from toc.model.errors import TocError
@@ -151,7 +150,7 @@ class Gateway:
 
 def most_connections() -> int:
     """Return how many connections this process may have, after raising its limit of open files."""
-    wanted = connections.MAX_CONNECTIONS + OTHER_FILES
+    wanted = MAX_CONNECTIONS + OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -182,7 +181,7 @@ def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
     parser.add_argument("--worker-id", required=True)
     parser.add_argument("--tls-cert")
     parser.add_argument("--tls-key")
-    parser.add_argument("--per-address", type=int, default=connections.MAX_PER_ADDRESS)
+    parser.add_argument("--per-address", type=int, default=MAX_PER_ADDRESS)
     for name in ("allow", "proxy", "dialect", "dialect-from", "dialect-host"):
         parser.add_argument(f"--{name}", action="append", default=[])
     arguments = parser.parse_args()

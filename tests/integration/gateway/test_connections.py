@@ -12,9 +12,10 @@ import pytest
 import uvloop
 from harness.secured import Tls
 
-from toc.gateway import connections
-from toc.gateway.connections import SECONDS, ClientGone, Crowd, Phase
-from toc.gateway.connections import server as server_for
+from toc.gateway import crowd
+from toc.gateway.connections import SECONDS, ClientGone, Phase
+from toc.gateway.crowd import Crowd
+from toc.gateway.crowd import server as server_for
 from toc.gateway.exchange import PART, Answer, Exchange
 from toc.gateway.problems import Problem
 from toc.gateway.shares import Shares, memory
@@ -249,7 +250,7 @@ async def test_a_connection_ends_that_rests(monkeypatch: pytest.MonkeyPatch, res
 async def test_a_request_that_never_arrives_is_told(monkeypatch: pytest.MonkeyPatch, begun: bytes) -> None:
     monkeypatch.setitem(SECONDS, Phase.HEAD, 0.2)
     monkeypatch.setitem(SECONDS, Phase.BODY, 0.2)
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(crowd, "LOOK_SECONDS", 0.05)
     async with serving(echo) as served:
         streams = await served.connect()
         streams[1].write(begun)

@@ -29,7 +29,7 @@ from toc.console.pages.acts import ACTS, Act
 from toc.console.sessions import COOKIE, Session, Sessions
 from toc.console.shown import Column
 from toc.gateway.app import App
-from toc.gateway.connections import Crowd, server
+from toc.gateway.crowd import Crowd, server
 from toc.gateway.service import Line, Service
 from toc.model.access import Role
 from toc.model.errors import StoreUnavailable

@@ -33,7 +33,7 @@ from toc.model.topic import Delivery, Topic
 DEATHS = """
 import os, sys
 if "toc.gateway.process" in sys.orig_argv:
-    from toc.gateway.connections import Crowd
+    from toc.gateway.crowd import Crowd
     from toc.sdk.batcher import Batcher
     from toc.worker.control import ControlPipe
 
