@@ -210,15 +210,14 @@ NO_HANDLER = "from toc import TimeoutCenter\ncenter = TimeoutCenter()\n"
     (NO_HANDLER, "the app registers no handler"),
     (f"{NO_HANDLER}center.topic('a', retries=99)", "not 99 (at shop.py:3)"),
 ])  # fmt: skip
-def test_of_an_app_that_cannot_be_loaded_the_error_is_told_alone(
+def test_of_an_app_that_cannot_be_loaded_the_error_is_told_last(
     tmp_path: Path, terminal: Callable[..., Terminal], program: str, told: str, more: list[str]
 ) -> None:
     (tmp_path / "shop.py").write_text(program)
     shown = terminal(*more)
     shown.process.wait(PATIENCE)
     shown.await_text("error: ", "\n")
-    (line,) = shown.all.replace(f"{tmp_path}/", "").splitlines()
-    assert told in line
+    assert told in shown.all.replace(f"{tmp_path}/", "").splitlines()[-1]
 
 
 def test_a_breakpoint_stops_in_the_terminal_and_uses_up_no_try(

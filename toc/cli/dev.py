@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import secrets
 import shlex
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +27,8 @@ LOOPBACK = "127.0.0.1"
 DEV_RECEIVER = f"http://{LOOPBACK}:8080"
 """Where `toc dev` sends webhooks besides to public addresses: as in examples/webhooks."""
 A_WEEK = 7 * 86_400.0
+HANDLERS_SECONDS = 5
+"""How long handlers may go on when a file has changed; then their tasks are given back."""
 
 
 def demo(
@@ -92,42 +92,32 @@ def dev(
 
     _clean_up_when_terminated()
     with EmbeddedStack(directory, redis=redis) as stack:
-        told = io.StringIO()
-        with contextlib.redirect_stderr(told):
-            for_webhooks = _for_webhooks(stack.directory)
-        config = write_config(stack.directory / "toc.toml", stack.settings | for_webhooks)
+        for_webhooks = _for_webhooks(stack.directory)
+        own = {"shutdown_deadline": HANDLERS_SECONDS, **for_webhooks}
+        config = write_config(stack.directory / "toc.toml", stack.settings | own)
         with only_config(config):
             settings = load_settings(daemon=True)
             migrator(settings).upgrade()
             with TimeoutCenter(settings) as center:
                 center.store.identity.set_indexed(redis)  # nothing else runs: the directory is locked
 
-            def announce() -> None:
-                """Tell the addresses, once an app can be loaded: what is wrong with it is told alone."""
-                print(f"export TOC_CONFIG={shlex.quote(str(config))}", flush=True)
-                end_if_lost()
-                sys.stderr.write(told.getvalue())
-
+            print(f"export TOC_CONFIG={shlex.quote(str(config))}", flush=True)
+            end_if_lost()
             if debug:
                 if app is None:
                     raise ConfigError("--debug needs --app")
-                raise typer.Exit(_debug(app, announce))
-            with contextlib.redirect_stderr(told):
-                beside = _gateway(settings)
+                raise typer.Exit(_debug(app))
+            beside = _gateway(settings)
             if app is None:
-                announce()
                 say("running; Ctrl-C ends it, and everything is kept in " + str(directory))
             if app is None and beside is None and not for_webhooks:
                 with contextlib.suppress(KeyboardInterrupt):
                     signal.pause()
             else:
-                raise typer.Exit(_run(app, settings, beside, announce, webhooks=bool(for_webhooks)))
+                raise typer.Exit(_run(app, settings, beside, webhooks=bool(for_webhooks)))
 
 
-def _run(
-    app: str | None, settings: Settings, beside: SideProcesses | None, announce: Callable[[], None], *,
-    webhooks: bool,
-) -> int:  # fmt: skip
+def _run(app: str | None, settings: Settings, beside: SideProcesses | None, *, webhooks: bool) -> int:
     """Run a daemon with one worker process; that of an app anew when its files change."""
     from toc.config import Settings
     from toc.dev.reload import run_with_reloads
@@ -138,17 +128,12 @@ def _run(
     if app is None:
         return run_daemon(NO_HANDLERS, settings, beside, webhooks=webhooks)
 
-    def run(first: bool) -> None:
+    def run() -> None:
         from toc.cli.main import ended
         from toc.loop import leave_process
 
         def serve() -> int:
             _sync_topics(app)
-            if first:
-                try:
-                    announce()
-                except typer.Exit as exc:
-                    return exc.exit_code
             return run_daemon(app, settings, beside, webhooks=webhooks, tell=True)
 
         leave_process(ended(serve))
@@ -156,7 +141,7 @@ def _run(
     return run_with_reloads(run, Path.cwd(), say)
 
 
-def _debug(app: str, announce: Callable[[], None]) -> int:
+def _debug(app: str) -> int:
     """Run an app's handlers on a thread of this process, which has the terminal, until Ctrl-C."""
     from toc.worker.app import load_app, tell
     from toc.worker.run.wrapped import tell_ready
@@ -165,7 +150,6 @@ def _debug(app: str, announce: Callable[[], None]) -> int:
     # Streams without Python code, which a debugger would step into while it prints.
     sys.stdout, sys.stderr = (open(number, "w", 1, closefd=False) for number in (1, 2))  # noqa: SIM115
     _sync_topics(app)
-    announce()
     tell(center := load_app(app), limited=False)
     with contextlib.suppress(KeyboardInterrupt), center.worker(threads=1) as worker:
         worker.ready.wait()

@@ -6,22 +6,18 @@ import contextlib
 import ctypes
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 POLL_SECONDS = 0.5
 """How often files are looked at. A change is followed once none has come for as long."""
-FORCE_SECONDS = 5.0
-"""How long handlers may go on when a file has changed; then their tasks are given back."""
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
 
 Versions = dict[str, tuple[int, int]]
 
 
-def run_with_reloads(run: Callable[[bool], object], root: Path, say: Callable[[str], None]) -> int:
+def run_with_reloads(run: Callable[[], object], root: Path, say: Callable[[str], None]) -> int:
     """Have child processes call ``run``, which ends its process, until a signal comes; return the exit code.
-    It is told whether it is the first.
 
     When a Python file below ``root`` changes, the child gets SIGTERM and another one follows. If the first
     one ends by itself, that is the end; a later one has met a broken file, perhaps half-written, and the
@@ -31,8 +27,8 @@ def run_with_reloads(run: Callable[[bool], object], root: Path, say: Callable[[s
     heard = {signal.SIGCHLD, *(one for one in ends if signal.getsignal(one) is not signal.SIG_IGN)}  # nohup
     signal.pthread_sigmask(signal.SIG_BLOCK, heard)
     seen, changed = versions(root), False
-    child, code, runs = _start(run, first=True), 0, 1
-    stopping, asked_at = False, float("inf")
+    child, code, runs = _start(run), 0, 1
+    stopping = asked = False
     while True:
         info = signal.sigtimedwait(heard, POLL_SECONDS)
         if info is not None and info.si_signo != signal.SIGCHLD:
@@ -40,27 +36,24 @@ def run_with_reloads(run: Callable[[bool], object], root: Path, say: Callable[[s
             _send(child, info.si_signo)
         if child and (ended := os.waitpid(child, os.WNOHANG))[0]:
             child, code = 0, os.waitstatus_to_exitcode(ended[1])
-            if not stopping and runs == 1 and asked_at == float("inf"):
+            if not stopping and runs == 1 and not asked:
                 return code
-            if not stopping and asked_at == float("inf"):
+            if not stopping and not asked:
                 say("waiting for a file to change; Ctrl-C ends it")
         if stopping:
             if not child:
                 return code
             continue
-        if time.monotonic() - asked_at > FORCE_SECONDS:
-            asked_at = time.monotonic()
-            _send(child, signal.SIGTERM)
         now = versions(root)
         if now != seen:
             for path in sorted(dict(now.items() ^ seen.items()))[:3]:
                 say(f"changed: {os.path.relpath(path, root)}")
             seen, changed = now, True
-        elif changed and info is None and child and asked_at == float("inf"):
-            asked_at = time.monotonic()
+        elif changed and info is None and child and not asked:
+            asked = True
             _send(child, signal.SIGTERM)
         elif changed and not child:
-            child, runs, changed, asked_at = _start(run, first=False), runs + 1, False, float("inf")
+            child, runs, changed, asked = _start(run), runs + 1, False, False
 
 
 def versions(root: Path) -> Versions:
@@ -77,7 +70,7 @@ def versions(root: Path) -> Versions:
     return found
 
 
-def _start(run: Callable[[bool], object], *, first: bool) -> int:
+def _start(run: Callable[[], object]) -> int:
     """Fork, and return the child's pid. In a process group of its own, it gets Ctrl-C from here alone."""
     parent = os.getpid()
     if pid := os.fork():
@@ -87,7 +80,7 @@ def _start(run: Callable[[bool], object], *, first: bool) -> int:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # it ends with its parent
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         if os.getppid() == parent:
-            run(first)
+            run()
     finally:
         os._exit(1)
 
