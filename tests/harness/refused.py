@@ -105,7 +105,7 @@ COMMANDS: dict[str, str] = {
     "submit none --biz-id 1 --delay 60": "no topic 'none'",
     "submit a{b --biz-id 1 --delay 60": "not a topic name",
     "submit order.close --biz-id 1": "delay or an action_time",
-    "submit order.close --delay 60": "--biz-id is missing",
+    "submit order.close --delay 60": "Missing option '--biz-id'",
     "submit order.close --biz-id 1 --delay nan": "duration",
     "submit order.close --biz-id 1 --delay=-5": "duration",
     "submit order.close --biz-id 1 --delay 0": "not after now",

@@ -3,7 +3,6 @@ printed, and what the help adds."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -13,7 +12,6 @@ import typer
 from toc.cli import daemons, dev, importing, setup, task, watch
 from toc.cli.operations import Show, made
 from toc.cli.output import print_job_id, print_json, say, show, show_one
-from toc.model.documents import instant
 from toc.operate import (
     admin,
     audit,
@@ -22,6 +20,7 @@ from toc.operate import (
     dead,
     due,
     late,
+    running,
     schedules,
     targets,
     tasks,
@@ -132,17 +131,6 @@ def _lateness(record: Record, *, as_json: bool) -> None:
         say(f"{one['member']} wrote its numbers {one['age']:.0f} s ago")
 
 
-def _schedules(record: Record, *, as_json: bool) -> None:
-    empty = "no schedules; toc schedule create report.nightly --topic report.make --cron '0 2 * * *'"
-    columns = "name topic cron zone every paused next_time fired skipped missed"
-    _rows("schedules", empty, columns)(record, as_json=as_json)
-    for each in record["schedules"]:
-        if each["stuck"]:
-            say(f"{each['name']} does not fire: {each['stuck']}")
-    if record["next"] is not None:
-        say(f"there may be more: --after {record['next']}")
-
-
 def _answer(record: Record, *, as_json: bool) -> None:
     show_one(record, as_json=as_json)
     if record["status"] is None or not 200 <= record["status"] < 300:
@@ -154,15 +142,6 @@ def _rotated(record: Record, *, as_json: bool) -> None:
     if record["locked"]:
         say("no key of TOC_SECRET_KEY opens the locked ones: add theirs behind the others, or recreate them")
         raise typer.Exit(3)
-
-
-def _tokens(record: Record, *, as_json: bool) -> None:
-    now = instant(time.time() * 1000)
-    for one in record["tokens"]:
-        ended = one["expires_at"] is not None and one["expires_at"] <= now
-        one["state"] = "revoked" if one["revoked_at"] is not None else "expired" if ended else "valid"
-    empty = "no tokens; toc token create NAME --role produce --topic 'shop.*'"
-    show(record["tokens"], as_json=as_json, empty=empty)
 
 
 # --- the commands
@@ -196,7 +175,7 @@ PANELS = {
             rare=_RARE, more=_MORE,
         ), "find", limit=replace(tasks.LIMIT, most=10_000)),
         made(late.late, _late, "late"),
-        made(cluster.running_tasks, _rows("tasks", "nothing runs")),
+        made(running.tasks, _rows("tasks", "nothing runs")),
         made(bulk.cancel, _outcomes("cancelled")),
         made(bulk.reschedule, _outcomes("rescheduled")),
     ]),
@@ -248,8 +227,11 @@ GROUPS = {
     "schedule": _group(
         "Recurring tasks: by cron expression or interval.",
         schedules.create,
-        made(schedules.list_schedules, _schedules,
-             limit=replace(schedules.LIMIT, default=1000, most=10_000)),
+        made(schedules.list_schedules, _rows(
+            "schedules", "no schedules; toc schedule create NAME --topic TOPIC --cron '0 2 * * *'",
+            "name topic cron zone every paused next_time fired skipped missed",
+            rare="stuck", more="there may be more: --after",
+        ), limit=replace(schedules.LIMIT, default=1000, most=10_000)),
         schedules.alter, schedules.show_schedule, schedules.pause, schedules.resume,
         made(schedules.trigger, lambda done, *, as_json: print_job_id(done["job_id"], as_json=as_json)),
         schedules.backfill,
@@ -298,7 +280,9 @@ GROUPS = {
     "token": _group(
         "Access tokens of the gateway.",
         made(tokens.create, _secret("token", "It is in force within a second.")),
-        made(tokens.list_tokens, _tokens),
+        made(tokens.list_tokens, _rows(
+            "tokens", "no tokens; toc token create NAME --role produce --topic 'shop.*'",
+        )),
         tokens.revoke,
     ),
     "config": setup.config,

@@ -15,7 +15,7 @@ from toc.model.documents import parse_instant
 from toc.model.errors import InvalidInput, UnknownTask
 from toc.model.task import OnConflict
 from toc.observe.tracing import is_traced, trace_id
-from toc.operate.records import row_record, running_record, task_or_damage
+from toc.operate.records import row_record, task_or_damage
 
 _KEEP = OnConflict.KEEP
 TEXT_TYPE = "text/plain; charset=utf-8"
@@ -23,7 +23,9 @@ TEXT_TYPE = "text/plain; charset=utf-8"
 
 def submit(
     topic: Annotated[str, typer.Argument(help="The topic, as `toc topic list` shows it.")],
-    biz: str | None = option("ID", "Id of the order or other object; a number if all digits.", "--biz-id"),
+    biz: str = option(
+        "ID", "Id of the order or other object; a number if all digits.", "--biz-id", default=...
+    ),
     delay: str | None = option("TIME", "From now: seconds, 500ms, 30m, 7d."),
     action_time: str | None = option("TIME", "When: RFC 3339 with a zone, 2030-01-31T12:00:00Z."),
     attribute_json: str | None = option("JSON", "The task's data for the handler.", "--attribute"),
@@ -52,8 +54,6 @@ def submit(
     Examples: toc submit order.close --biz-id 42 --delay 30m --attribute '{"reason": "unpaid"}'
               toc submit mail.send --biz-id 42 --delay 1d --body-file mail.eml --content-type message/rfc822
     """
-    if biz is None:
-        raise InvalidInput("--biz-id is missing; give the id of what the task belongs to, such as an order")
     if body is not None and body_file is not None:
         raise InvalidInput("give --body or --body-file, not both")
     with opened() as center:
@@ -95,7 +95,7 @@ def get(
     Examples: toc get 894573895733248
               toc get 894573895733248 --body > mail.eml
     """
-    from toc.operate import late
+    from toc.operate import late, running
 
     job_id = job_number(wanted)
     with opened() as center:
@@ -121,9 +121,9 @@ def get(
         record["history"] = [failed.shown() for failed in center.store.history(job_id)]
         found = None if "unreadable" in record else late.why(center, row, topic)
         record["late"] = found if found is None or as_json else found["sentence"]
-        where = None if topic is None else late.where_of(center, row, topic)
+        where = None if topic is None else running.where_of(center, row, topic)
         if where is not None:
-            record |= running_record(where)
+            record |= where.shown()
         elif topic is not None:
             record["slot"] = str(topic.slot(row.slot_crc, row.slot_amount))
         share = center.settings.traces

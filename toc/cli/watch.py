@@ -84,8 +84,7 @@ def _drawn(picture: Picture, cluster: str) -> RenderableType:
     )
     parts: list[RenderableType] = [head, *(Text(f"! {line}", style="red") for line in picture.trouble)]
     topics = sorted(picture.topics, key=_is_late, reverse=True)
-    tables = list(map(_topic_line, topics)), list(map(_worker_line, picture.workers))
-    return Group(*parts, *(table(lines) for lines in tables if lines))
+    return Group(*parts, *([table(list(map(_topic_line, topics)))] if topics else ()))
 
 
 def _is_late(topic: Record) -> bool:
@@ -111,16 +110,6 @@ def _topic_line(topic: Record) -> Record:
         "scheduled": _count(topic["scheduled"]),
         "dead": Text(_count(topic["dead"]), style="yellow" if topic["dead"] else ""),
     }
-
-
-def _worker_line(worker: Record) -> Record:
-    notes = [note for key, note in (("drained", "drained"), ("leader", "leads")) if worker[key]]
-    if worker["assigned"] not in (None, worker["owned"]):
-        notes.append("slots are moving")
-    if worker["tables_assigned"] != worker["tables"]:
-        notes.append("tables are moving")
-    shown = {key: worker[key] for key in ("worker", "host", "owned", "assigned", "tables")}
-    return shown | {"": ", ".join(notes)}
 
 
 def _rate(value: float | None) -> str:

@@ -10,15 +10,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypedDict
-
 from toc.coordination.assignment import TABLES, Spread
 from toc.coordination.znodes import MAX_WEIGHT, check_node_name, slot_of
 from toc.model.access import Action as Right
 from toc.model.errors import ConfigError, InvalidInput, UnknownHost, shown
 from toc.model.topic import Delivery, Slot
 from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
-from toc.operate.records import intent_records, move_record, running_record, slot_record, worker_record
+from toc.operate.records import intent_records, move_record, slot_record, worker_record
 from toc.operate.topics import get_topic
 
 if TYPE_CHECKING:
@@ -91,33 +89,8 @@ def slot_owners(center: TimeoutCenter) -> list[SlotRow]:
         return seen.slots()
 
 
-class Asks(TypedDict):
-    """Intents: what (drain, weight, pin), of which host or slot, to what, by whom, and when."""
-
-    intents: list[dict[str, Any]]
-
-
-class Findings(TypedDict):
-    """Findings, the worst first: its level (wrong, warn, note, ok), the part, of what in it, what is so, and
-    what to do about it."""
-
-    findings: list[dict[str, Any]]
-
-
-class RunningTasks(TypedDict):
-    """Tasks that run, by slot and job_id."""
-
-    tasks: list[dict[str, Any]]
-
-
-class Slots(TypedDict):
-    """Slots of topics."""
-
-    slots: list[dict[str, Any]]
-
-
 @operation("health.show", "GET /v1/health", Right.READ_CLUSTER, "Examine everything",
-           gives=Findings, place=Place.LONG)  # fmt: skip
+           place=Place.LONG)  # fmt: skip
 def health(doing: Doing) -> Record:
     """Examine servers, clocks, workers, topics and schedules, as `toc doctor` does, and say what to do.
 
@@ -128,7 +101,7 @@ def health(doing: Doing) -> Record:
     return {"findings": doctor.findings(doctor.examine(doing.center))}
 
 
-@operation("slot.list", "GET /v1/slots", Right.READ_CLUSTER, "Show slots", TOPIC, gives=Slots, **CLUSTER)
+@operation("slot.list", "GET /v1/slots", Right.READ_CLUSTER, "Show slots", TOPIC, **CLUSTER)
 def slots(doing: Doing, topic: str | None = None) -> Record:
     """Show every slot: its owner and why, how many tasks it holds, and how late it is."""
     from toc.maintenance.depths import depths
@@ -141,24 +114,6 @@ def slots(doing: Doing, topic: str | None = None) -> Record:
     return {"slots": [slot_record(slot, owners.get(slot), peek) for slot, peek in peeks.items()]}
 
 
-@operation("task.running", "GET /v1/running", Right.READ_CLUSTER, "Show running tasks",
-           TOPIC, Param("limit", Value.WHOLE, "At most N tasks.", 100, least=1, most=1000),
-           gives=RunningTasks, **CLUSTER)  # fmt: skip
-def running_tasks(doing: Doing, limit: int, topic: str | None = None) -> Record:
-    """Show the tasks that run now, where, and since when.
-
-    A task counts that a worker has taken more than 0.75 s ago; without `since`, it has not started yet.
-    Consumers that pull are not shown.
-
-    toc: Example: toc running --topic order.close
-    """
-    from toc.operate.late import running
-
-    store = doing.center.store
-    topics = store.topics.list() if topic is None else [get_topic(store, topic)]
-    return {"tasks": [running_record(one) for one in running(doing.center, topics, limit)]}
-
-
 @operation("worker.list", "GET /v1/workers", Right.READ_CLUSTER, "Show workers", **CLUSTER)
 def workers(doing: Doing) -> Record:
     """Show the living workers, their slots, and the tables that they sweep.
@@ -168,8 +123,7 @@ def workers(doing: Doing) -> Record:
     return {"workers": [worker_record(row) for row in living_workers(doing.center)]}
 
 
-@operation("intent.list", "GET /v1/intents", Right.READ_CLUSTER, "Show intents of operators",
-           gives=Asks, **CLUSTER)  # fmt: skip
+@operation("intent.list", "GET /v1/intents", Right.READ_CLUSTER, "Show intents of operators", **CLUSTER)
 def intents(doing: Doing) -> Record:
     """Show drains, weights and pins: by whom and when.
 

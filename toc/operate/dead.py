@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypedDict
-
 from toc.model.access import Action as Right
 from toc.model.bulk import BulkKind
 from toc.model.documents import instant
@@ -40,18 +38,6 @@ CHOSEN = (
 )  # fmt: skip
 
 
-class Counts(TypedDict, total=False):
-    """How many tasks had each outcome. ``left`` counts tasks that were left alone: they are
-    unknown, not dead or out of reach."""
-
-    redriven: int
-    not_indexed_yet: int
-    purged: int
-    left: int
-    would_redrive: int
-    would_purge: int
-
-
 @operation("dead.list", "GET /v1/dead", Right.READ_DEAD, "List dead tasks",
            *tasks.FILTERS, takes="Search", gives=tasks.TaskPage, place=Place.TASKS)  # fmt: skip
 def list_dead(
@@ -68,21 +54,14 @@ def list_dead(
     return tasks.shown(doing, tasks.page(doing, wanted, next, limit, newest=newest or doing.token is None))
 
 
-class DeadGroups(TypedDict):
-    """Groups of dead tasks, the largest first: topic, error without its numbers, how many tasks, when the
-    first and last of them died, one of them, and a text that is in all their errors, null if there is none.
-    They are those of the latest ``read`` deaths; ``more``: there are earlier ones."""
-
-    groups: list[dict[str, Any]]
-    read: int
-    more: bool
-
-
 @operation("dead.groups", "GET /v1/dead:groups", Right.READ_DEAD, "See why tasks are dead",
            tasks.TOPIC, replace(tasks.LIMIT, about="Of the latest N deaths.", default=tasks.MAX_ON_PAGE),
-           takes="WhichDead", gives=DeadGroups, place=Place.ALL)  # fmt: skip
+           takes="WhichDead", place=Place.ALL)  # fmt: skip
 def groups(doing: Doing, limit: int, topic: str | None = None) -> Record:
     """Group the dead tasks by topic and error, of the latest deaths.
+
+    The largest group comes first, each with one of its tasks, and in `contains` a text that is in all its
+    errors. `more`: there are earlier deaths than those `read`.
 
     toc: Example: toc dead groups --topic order.close
     """
@@ -107,11 +86,11 @@ def groups(doing: Doing, limit: int, topic: str | None = None) -> Record:
 
 
 @operation("tasks.redrive", "POST /v1/dead:redrive", Right.REDRIVE, "Redrive dead tasks",
-           *CHOSEN, takes="Chosen", gives=Counts, place=Place.LONG, audited=False)  # fmt: skip
+           *CHOSEN, takes="Chosen", place=Place.LONG, audited=False)  # fmt: skip
 def redrive(doing: Doing, **given: Any) -> Record:
     """Make dead tasks pending again, due now, with all their tries. First repair the cause.
 
-    Those that are not dead are left alone.
+    Those that are not dead are left alone; `left` counts them.
 
     toc: Example: toc dead redrive --error "connection refused" --after 2h --all --dry-run
     """
@@ -121,9 +100,9 @@ def redrive(doing: Doing, **given: Any) -> Record:
 
 
 @operation("tasks.purge", "POST /v1/dead:purge", Right.PURGE, "Purge dead tasks",
-           *CHOSEN, takes="Chosen", gives=Counts, place=Place.LONG, audited=False, asks=True)  # fmt: skip
+           *CHOSEN, takes="Chosen", place=Place.LONG, audited=False, asks=True)  # fmt: skip
 def purge(doing: Doing, **given: Any) -> Record:
-    """Delete dead tasks and their rows for good.
+    """Delete dead tasks and their rows for good. `left` counts those that are not dead or out of reach.
 
     toc: Asks first, unless JOB_IDs are given. Exits with 4 if some were left because their Redis server was
     out of reach.

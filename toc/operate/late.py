@@ -1,23 +1,16 @@
-"""Tasks that run, and why others are late: what rows keep of late starts, and, of a task that waits, what can
-be seen now. Every door shows the same.
-
-Those run whose rows a worker has leased, as it does 0.75 s after the take. A task that a worker has taken and
-not started yet counts too, without ``since``.
-"""
+"""Why tasks are late: what rows keep of late starts, and, of a task that waits, what can be seen now. Every
+door shows the same."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from typing_extensions import TypedDict
-
-from toc.coordination.znodes import host_of
 from toc.model import lateness
 from toc.model.access import Action as Right
 from toc.model.clock import to_ms
@@ -26,11 +19,12 @@ from toc.model.lateness import CAUSES, LATE_MS, Cause, Span, Tried, Why, clock_t
 from toc.model.pull import LEASE_ENDED
 from toc.model.sharding import created_ms
 from toc.model.task import TaskRow, TaskStatus
-from toc.model.topic import Delivery, Slot, Topic
+from toc.model.topic import Delivery, Topic
 from toc.model.verdict import CRASHED
 from toc.operate.cluster import living_workers
 from toc.operate.operation import Doing, Param, Record, Value, operation
 from toc.operate.records import LateShown
+from toc.operate.running import where_of
 from toc.operate.tasks import TOPIC
 
 if TYPE_CHECKING:
@@ -41,72 +35,6 @@ RECENT_MS = 45_000
 SEEN = 20
 """How many episodes at the time of a task are read."""
 DEFAULT_MS = 3_600_000
-CONSUMER = "a consumer"
-"""The owner of a task that was handed out."""
-
-
-class Running(NamedTuple):
-    """Where a task runs. ``worker`` and ``host`` are None if nobody knows; ``since`` (ms) is None if it
-    has not started."""
-
-    job_id: int
-    slot: Slot
-    worker: str | None
-    host: str | None
-    since: int | None
-
-
-def running(center: TimeoutCenter, topics: Sequence[Topic], limit: int) -> list[Running]:
-    """Return at most ``limit`` tasks of these topics that run, by slot and job_id.
-
-    Raises StoreUnavailable.
-    """
-    from toc.store.tasks.scan import Position
-
-    store, by_type = center.store, {topic.biz_type: topic for topic in topics}
-    starts = dict.fromkeys(store.tables, Position(0))
-    where = f" AND {store.leases.held()}"
-    pages = store.scans.page(starts, center.clock.now_ms() + 1, limit, where=where).whole()
-    rows = [row for page in pages.values() for row in page if row.biz_type in by_type]
-    found = sorted((by_type[row.biz_type].slot(row.slot_crc, row.slot_amount), row.job_id) for row in rows)
-    there = _where(center, {job_id: slot for slot, job_id in found[:limit]})
-    return [there[job_id] for _, job_id in found[:limit] if job_id in there]
-
-
-def where_of(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Running | None:
-    """Return where a task runs, or None. Raises StoreUnavailable.
-
-    Of a task that a consumer has pulled nobody knows the host.
-    """
-    slot = topic.slot(row.slot_crc, row.slot_amount)
-    if topic.delivery is Delivery.PULL:
-        pulled = center.store.pulls.read([row.job_id]).whole().get(row.job_id)
-        if pulled is not None and pulled.nonce and pulled.next_time > pulled.now:
-            return Running(row.job_id, slot, CONSUMER, None, pulled.began)
-    return _where(center, {row.job_id: slot}).get(row.job_id)
-
-
-def _where(center: TimeoutCenter, slots: Mapping[int, Slot]) -> dict[int, Running]:
-    """Return which of these tasks run, and where."""
-    from toc.store.tasks.leases import owner_number
-
-    leases = center.store.leases.living(slots)
-    claims = center.queues.claims({slots[job_id] for job_id in leases}).values()
-    named = [held for held in claims if not isinstance(held, IndexUnavailable)]
-    owners = {owner_number(worker): worker for held in named for worker in held.values()}
-    if not owners.keys() >= {owner for owner, _ in leases.values()}:  # taken by its row
-        with suppress(Unavailable):
-            names = [row.member.worker_id for row in living_workers(center)]
-            owners |= {owner_number(worker): worker for worker in names}
-    found: dict[int, Running] = {}
-    for job_id, (owner, since) in leases.items():
-        worker = owners.get(owner)
-        host = None if worker is None else host_of(worker)
-        found[job_id] = Running(job_id, slots[job_id], worker, host, since or None)
-    return found
-
-
-# --- why it is late
 
 
 def may_be_late(row: TaskRow, now: int) -> bool:
@@ -250,32 +178,21 @@ def _waiting(
     return found, due.more or bool(due.failed)
 
 
-class LateTasks(TypedDict):
-    """What made tasks late: ``causes`` by topic and cause, most tasks first, each with its worst task;
-    ``episodes``, of each process and some seconds, the latest first. ``waiting``: by topic, what keeps
-    tasks now that are late and have not started.
-
-    ``more``: there were further episodes, which neither counts; ``more_waiting``: further tasks.
-    """
-
-    waiting: list[dict[str, Any]]
-    more_waiting: bool
-    causes: list[dict[str, Any]]
-    episodes: list[dict[str, Any]]
-    more: bool
-
-
 @operation("late.list", "GET /v1/late", Right.FIND_TASKS, "See which tasks were late, and why",
            TOPIC, Param("cause", Cause, "Only by this cause: backlog.", metavar="CAUSE"),
            Param("after", Value.PAST, "Since this time; by default an hour ago."),
            Param("limit", Value.WHOLE, "Read at most N episodes, latest first.", 1000, least=1, most=10_000),
-           takes="LateQuery", gives=LateTasks)  # fmt: skip
+           takes="LateQuery")  # fmt: skip
 def late(
     doing: Doing, limit: int, topic: str | None = None, cause: Cause | None = None,
     after: datetime | None = None,
 ) -> Record:  # fmt: skip
     """Show how many tasks started more than a second late, by topic and cause, and the worst of each; and
     those that are late and have not started.
+
+    `causes` by topic and cause, most tasks first, each with its worst task; `episodes`, of each process and
+    some seconds, the latest first; `waiting`: by topic, what keeps tasks now. `more`: there were further
+    episodes, which neither counts; `more_waiting`: further tasks.
 
     toc: `toc get JOB_ID` says it of one task.
 

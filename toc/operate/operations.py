@@ -7,8 +7,8 @@ from importlib import import_module
 from toc.operate.operation import Operation
 
 SUBJECTS = (
-    "tasks", "late", "topics", "dead", "due", "bulk", "cluster", "admin", "tokens", "templates", "audit",
-    "targets", "schedules",
+    "tasks", "late", "topics", "dead", "due", "bulk", "cluster", "running", "admin", "tokens", "templates",
+    "audit", "targets", "schedules",
 )  # fmt: skip
 """The modules of this package that declare some, in the order of the API's page."""
 OPERATIONS = tuple(

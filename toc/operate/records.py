@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from toc.model.target import Target
     from toc.model.task import TaskRow
     from toc.model.topic import Slot, Template, Topic
-    from toc.operate.late import Running
     from toc.sdk.schedules import Schedule
 
 STATUS = {int(status): status.name.lower() for status in TaskStatus}
@@ -199,8 +198,9 @@ def template_record(template: Template) -> Record:
     }
 
 
-def token_record(token: Token) -> Record:
+def token_record(token: Token, now_ms: int) -> Record:
     """Return an access token, without its secret."""
+    ended = "valid" if token.lives(now_ms) else "expired" if token.revoked_at is None else "revoked"
     return {
         "name": token.name,
         "roles": sorted(role.value for role in token.roles),
@@ -210,6 +210,7 @@ def token_record(token: Token) -> Record:
         "revoked_at": _at(token.revoked_at),
         "created": instant(token.created),
         "created_by": token.created_by,
+        "state": ended,
     }
 
 
@@ -305,17 +306,6 @@ def worker_record(row: WorkerRow) -> Record:
         "metrics": member.metrics,
         **_as_they_are(row, "weighed_by", "drained_by"),
         "drained_at": _at(row.drained_at),
-    }
-
-
-def running_record(one: Running) -> Record:
-    """Return where a task runs."""
-    return {
-        "job_id": str(one.job_id),
-        "slot": str(one.slot),
-        "owner": one.worker,
-        "host": one.host,
-        "since": _at(one.since),
     }
 
 

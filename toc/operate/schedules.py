@@ -6,8 +6,6 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import TypedDict
-
 from toc.model import schedule as rules
 from toc.model.access import Action as Right
 from toc.model.clock import to_ms
@@ -40,37 +38,6 @@ ATTRIBUTE = Param("attribute", Value.OBJECT, "The data of each task for its hand
 LIMIT = Param("limit", Value.WHOLE, "Show at most N.", 100, least=1, most=1000)
 COUNT = Param("count", Value.WHOLE, "How many.", 20, least=1, most=1000)
 AFTER = Param("after", Value.INSTANT, "Begin after this time. Default now.")
-
-
-class SchedulePage(TypedDict):
-    """Schedules by name. Those that the token may not see are left out, so a page may be empty although more
-    follow: while ``next`` is not null, ask on with it as ``after``."""
-
-    schedules: list[dict[str, Any]]
-    next: str | None
-
-
-class Fires(TypedDict):
-    """The next times: ``nominal`` with the offset of the zone, ``due`` in UTC."""
-
-    fires: list[dict[str, Any]]
-
-
-class Triggered(TypedDict):
-    """The task that was submitted."""
-
-    job_id: str
-
-
-class Backfilled(TypedDict):
-    """Counts: ``occurrences`` of the range; ``present`` have a task; ``submitted`` had none. Of these,
-    ``may_have_run`` are so old that their tasks may have run and been purged: they run again."""
-
-    occurrences: int
-    present: int
-    submitted: int
-    may_have_run: int
-    dry_run: bool
 
 
 def _shown(doing: Doing, schedule: Schedule) -> Record:
@@ -113,11 +80,12 @@ AT_ITS_SERVER: Any = {"place": Place.SCHEDULE}
 
 @operation("schedule.list", "GET /v1/schedules", Right.READ_SCHEDULES, "List the schedules",
            Param("after", Value.TEXT, "Begin after this name.", "", most=128, metavar="NAME"), LIMIT,
-           takes="Which", gives=SchedulePage, place=Place.ALL)  # fmt: skip
+           takes="Which", place=Place.ALL)  # fmt: skip
 def list_schedules(doing: Doing, after: str, limit: int) -> Record:
     """List the schedules by name, a page at a time.
 
-    `missed` counts occurrences left out after stops, `skipped` those whose predecessor had not ended.
+    `missed` counts occurrences left out after stops, `skipped` those whose predecessor had not ended. A page
+    may be empty although more follow: while `next` is not null, ask on with it as `after`.
     """
     found = doing.center.schedules.list(after=after, limit=limit)
     shown = [_shown(doing, one) for one in found if doing.sees(one.definition.topic)]
@@ -181,7 +149,7 @@ def delete(doing: Doing, name: str) -> Record:
 
 
 @operation("schedule.trigger", f"POST {_ONE}:trigger", Right.RUN_SCHEDULE, "Run a schedule now",
-           NAME, gives=Triggered, check=_found, **AT_ITS_SERVER)  # fmt: skip
+           NAME, check=_found, **AT_ITS_SERVER)  # fmt: skip
 def trigger(doing: Doing, name: str) -> Record:
     """Run one task of the schedule now, and show its job_id. It may be paused. Changes nothing else."""
     doing.result["job_id"] = str(doing.center.schedules.trigger(name))
@@ -192,14 +160,14 @@ def trigger(doing: Doing, name: str) -> Record:
            NAME, Param("from", Value.INSTANT, "The first nominal time, RFC 3339 with a zone.", REQUIRED),
            Param("to", Value.INSTANT, "The last nominal time.", REQUIRED),
            Param("rate", Value.NUMBER, "Start N per second.", BACKFILL_RATE, least=MIN_BACKFILL_RATE),
-           Param("dry_run", Value.FLAG, "Only count.", default=False), takes="Range", gives=Backfilled,
+           Param("dry_run", Value.FLAG, "Only count.", default=False), takes="Range",
            place=Place.LONG, check=_found,
            details=lambda told: {key: value for key, value in told.items() if key != "dry_run"})  # fmt: skip
 def backfill(doing: Doing, name: str, *, to: datetime, rate: float, dry_run: bool, **begin: Any) -> Record:
     """Run the past occurrences that have no task, one after the other.
 
-    Occurrences with a task are left alone, so it can be repeated. `may have run` counts those whose tasks may
-    have run and been purged since: they run again.
+    Occurrences with a task are `present` and left alone, so it can be repeated. `may have run` counts those
+    whose tasks may have run and been purged since: they run again.
 
     toc: Example: toc schedule backfill report.nightly --from 2030-01-01T00:00:00Z --to 2030-01-31T00:00:00Z
     """
@@ -210,7 +178,7 @@ def backfill(doing: Doing, name: str, *, to: datetime, rate: float, dry_run: boo
 
 
 @operation("schedule.preview", f"GET {_ONE}:preview", Right.READ_SCHEDULES, "See when a schedule fires",
-           NAME, COUNT, AFTER, takes="WhichFires", gives=Fires, place=Place.LONG)  # fmt: skip
+           NAME, COUNT, AFTER, takes="WhichFires", place=Place.LONG)  # fmt: skip
 def preview(doing: Doing, name: str, count: int, after: datetime | None = None) -> Record:
     """Show the next times at which a schedule fires, paused or not, with the offsets of its zone."""
     return _fires(_found(doing, name).definition, count, after)
@@ -219,7 +187,7 @@ def preview(doing: Doing, name: str, count: int, after: datetime | None = None) 
 @operation(
     "schedule.preview", "POST /v1/schedules:preview", Right.READ_SCHEDULES, "See when a schedule would fire",
     Param("name", Value.TEXT, "Which schedule. A new one's chooses the part of jitter.", metavar="[NAME]"),
-    *WHEN, JITTER, COUNT, AFTER, takes="DefinitionToPreview", gives=Fires, place=Place.LONG, changes=False,
+    *WHEN, JITTER, COUNT, AFTER, takes="DefinitionToPreview", place=Place.LONG, changes=False,
 )  # fmt: skip
 def preview_given(
     doing: Doing, count: int, name: str | None = None, after: datetime | None = None, **options: Any

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from toc.model.access import Action as Right
 from toc.model.errors import SecretsLocked
 from toc.model.target import MAX_PREVIOUS_SECONDS, NOTICED_SECONDS, PREVIOUS_SECONDS, Target
@@ -30,12 +28,6 @@ LIMITS = (
 )  # fmt: skip
 
 
-class Targets(TypedDict):
-    """Targets by name."""
-
-    targets: list[dict[str, Any]]
-
-
 def _without_secrets(values: Record) -> Mapping[str, Any]:
     """Return what the audit tells of a target: the names of headers without their values, and the URL without
     user and query, which may hold a secret."""
@@ -53,7 +45,7 @@ def _record(doing: Doing, target: Target) -> Record:
     return target_record(target, whole_url=doing.may(Right.RUN_TARGET))
 
 
-@operation("target.list", "GET /v1/targets", Right.READ_TARGETS, "List webhook targets", gives=Targets)
+@operation("target.list", "GET /v1/targets", Right.READ_TARGETS, "List webhook targets")
 def list_targets(doing: Doing) -> Record:
     """List the targets."""
     return {"targets": [_record(doing, target) for target in doing.center.targets.list()]}

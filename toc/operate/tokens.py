@@ -215,8 +215,8 @@ def list_tokens(doing: Doing) -> Record:
 
     toc: Revoked ones stay in the list.
     """
-    tokens, giver = doing.center.store.tokens.list(), doing.token
-    return {"tokens": [token_record(one) for one in tokens if giver is None or giver.covers(one)]}
+    tokens, giver, now = doing.center.store.tokens.list(), doing.token, doing.center.clock.now_ms()
+    return {"tokens": [token_record(one, now) for one in tokens if giver is None or giver.covers(one)]}
 
 
 @operation(
@@ -236,10 +236,11 @@ def create(doing: Doing, name: str, **given: Any) -> Record:
     toc: Example: toc token create shop-backend --role produce --topic 'shop.*' --expires 90d
     """
     made = create_token(doing.center, name, by=doing.by, giver=doing.token, **given)
-    return token_record(made.token) | {"token": made.secret}
+    return token_record(made.token, doing.center.clock.now_ms()) | {"token": made.secret}
 
 
 @operation("token.revoke", "DELETE /v1/tokens/{name}", Right.CHANGE_TOKENS, "Revoke an access token", NAME)
 def revoke(doing: Doing, name: str) -> Record:
     """Revoke a token for good, everywhere within a second. Its name is not used again."""
-    return token_record(revoke_token(doing.center.store, name, giver=doing.token))
+    revoked = revoke_token(doing.center.store, name, giver=doing.token)
+    return token_record(revoked, doing.center.clock.now_ms())

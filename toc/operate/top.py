@@ -97,7 +97,8 @@ class Top:
             add_up(current, values)
             add_up(gained, since(self._before.get(address, values), values))
         self._before = reached
-        trouble += _out_of_reach(reached)
+        for member in (row.member for row in self._workers if row.member.out_of_reach):
+            trouble.append(f"{member.worker_id} does not reach {', '.join(sorted(member.out_of_reach))}")
         depths = self._depths(topics.values(), trouble)
         numbers = current if reached else None, gained if reached and seconds else None, seconds or 1.0
         views = [_topic(one, depths.get(name, []), *numbers) for name, one in sorted(topics.items())]
@@ -180,21 +181,6 @@ def _topic(
         "dead": sum(depth.dead for depth in depths),
         "overdue": max(0.0, gauge(metrics.OVERDUE), *overdue),
     }
-
-
-def _out_of_reach(reached: Mapping[str, Values]) -> list[str]:
-    """Return the servers that daemons cannot reach."""
-    names = {
-        metrics.REDIS_UP.metric.name: "Redis at",
-        metrics.DATABASE_UP.metric.name: "the database server",
-        metrics.ZOOKEEPER_UP.metric.name: "ZooKeeper",
-    }
-    return [
-        f"{address} cannot reach {' '.join((names[key[0]], *key[1:]))}"
-        for address, values in reached.items()
-        for key, cells in values.items()
-        if key[0] in names and not cells[0]
-    ]
 
 
 # --- what daemons tell

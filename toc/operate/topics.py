@@ -20,8 +20,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from typing_extensions import TypedDict
-
 from toc.model.access import Action as Right
 from toc.model.catalog import NOTICED_SECONDS
 from toc.model.documents import instant
@@ -75,12 +73,6 @@ POLICIES = (
 """The policies of topics, by the names of Topic's fields."""
 
 
-class Topics(TypedDict):
-    """Topics by name."""
-
-    topics: list[dict[str, Any]]
-
-
 def get_topic(store: Store, name: str) -> Topic:
     """Return the topic ``name``. Raises InvalidTopic or UnknownTopic."""
     topic = store.topics.get(check_topic_name(name))
@@ -90,7 +82,7 @@ def get_topic(store: Store, name: str) -> Topic:
     return topic
 
 
-@operation("topic.list", "GET /v1/topics", Right.READ_TOPICS, "List the topics", gives=Topics)
+@operation("topic.list", "GET /v1/topics", Right.READ_TOPICS, "List the topics")
 def list_topics(doing: Doing) -> Record:
     """List the topics."""
     topics = doing.center.store.topics.list()

@@ -1,0 +1,106 @@
+"""Tasks that run: where, and since when. Every door shows the same.
+
+Those run whose rows a worker has leased, as it does 0.75 s after the take. A task that a worker has taken and
+not started yet counts too, without ``since``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, NamedTuple
+
+from toc.coordination.znodes import host_of
+from toc.model.access import Action as Right
+from toc.model.documents import instant
+from toc.model.errors import IndexUnavailable, Unavailable
+from toc.model.task import TaskRow
+from toc.model.topic import Delivery, Slot, Topic
+from toc.operate.cluster import TOPIC, living_workers
+from toc.operate.operation import Doing, Param, Place, Record, Value, operation
+from toc.operate.topics import get_topic
+
+if TYPE_CHECKING:
+    from toc.sdk.client import TimeoutCenter
+
+CONSUMER = "a consumer"
+"""The owner of a task that was handed out."""
+
+
+class Running(NamedTuple):
+    """Where a task runs. ``worker`` and ``host`` are None if nobody knows; ``since`` (ms) is None if it
+    has not started."""
+
+    job_id: int
+    slot: Slot
+    worker: str | None
+    host: str | None
+    since: int | None
+
+    def shown(self) -> Record:
+        """Return it for display."""
+        return {
+            "job_id": str(self.job_id),
+            "slot": str(self.slot),
+            "owner": self.worker,
+            "host": self.host,
+            "since": None if self.since is None else instant(self.since),
+        }
+
+
+@operation("task.running", "GET /v1/running", Right.READ_CLUSTER, "Show running tasks",
+           TOPIC, Param("limit", Value.WHOLE, "At most N tasks.", 100, least=1, most=1000),
+           place=Place.CLUSTER)  # fmt: skip
+def tasks(doing: Doing, limit: int, topic: str | None = None) -> Record:
+    """Show the tasks that run now, where, and since when.
+
+    A task counts that a worker has taken more than 0.75 s ago; without `since`, it has not started yet.
+    Consumers that pull are not shown.
+
+    toc: Example: toc running --topic order.close
+    """
+    from toc.store.tasks.scan import Position
+
+    center, store = doing.center, doing.center.store
+    topics = store.topics.list() if topic is None else [get_topic(store, topic)]
+    by_type = {one.biz_type: one for one in topics}
+    starts = dict.fromkeys(store.tables, Position(0))
+    where = f" AND {store.leases.held()}"
+    pages = store.scans.page(starts, center.clock.now_ms() + 1, limit, where=where).whole()
+    rows = [row for page in pages.values() for row in page if row.biz_type in by_type]
+    found = sorted((by_type[row.biz_type].slot(row.slot_crc, row.slot_amount), row.job_id) for row in rows)
+    there = _where(center, {job_id: slot for slot, job_id in found[:limit]})
+    return {"tasks": [there[job_id].shown() for _, job_id in found[:limit] if job_id in there]}
+
+
+def where_of(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Running | None:
+    """Return where a task runs, or None. Raises StoreUnavailable.
+
+    Of a task that a consumer has pulled nobody knows the host.
+    """
+    slot = topic.slot(row.slot_crc, row.slot_amount)
+    if topic.delivery is Delivery.PULL:
+        pulled = center.store.pulls.read([row.job_id]).whole().get(row.job_id)
+        if pulled is not None and pulled.nonce and pulled.next_time > pulled.now:
+            return Running(row.job_id, slot, CONSUMER, None, pulled.began)
+    return _where(center, {row.job_id: slot}).get(row.job_id)
+
+
+def _where(center: TimeoutCenter, slots: Mapping[int, Slot]) -> dict[int, Running]:
+    """Return which of these tasks run, and where."""
+    from toc.store.tasks.leases import owner_number
+
+    leases = center.store.leases.living(slots)
+    claims = center.queues.claims({slots[job_id] for job_id in leases}).values()
+    named = [held for held in claims if not isinstance(held, IndexUnavailable)]
+    owners = {owner_number(worker): worker for held in named for worker in held.values()}
+    if not owners.keys() >= {owner for owner, _ in leases.values()}:  # taken by its row
+        with suppress(Unavailable):
+            names = [row.member.worker_id for row in living_workers(center)]
+            owners |= {owner_number(worker): worker for worker in names}
+    found: dict[int, Running] = {}
+    for job_id, (owner, since) in leases.items():
+        worker = owners.get(owner)
+        host = None if worker is None else host_of(worker)
+        found[job_id] = Running(job_id, slots[job_id], worker, host, since or None)
+    return found
