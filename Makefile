@@ -54,11 +54,10 @@ secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with t
 	TOC_TEST_SECURED=1 $(BIN)/pytest $(or $(ARGS),-n 2 --dist loadfile $(SECURED))
 
 # Besides the table's: what no other target runs in full. Outages of Redis seen from within, life without one, a
-# server that comes back from its backup, receivers in other languages, toc in a bare environment, the site, every
-# form of the console in a browser.
+# server that comes back from its backup, toc in a bare environment, the site, every form of the console in a
+# browser.
 AS_LONG := tests/integration/system/test_without_redis.py tests/integration/system/test_database_alone.py \
-	tests/integration/test_backup.py tests/integration/test_webhook_receivers.py tests/integration/test_install.py \
-	tests/browser
+	tests/integration/test_backup.py tests/integration/test_install.py tests/browser
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
 	$(BIN)/pytest tests/fault $(AS_LONG) -m "not chaos" --measure $(ARGS)

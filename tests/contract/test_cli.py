@@ -257,28 +257,6 @@ def test_a_worker_says_which_server_is_away_where_and_what_to_try(contract: Cont
     assert "canary-5f1e" not in text
 
 
-def test_a_worker_without_redis_starts_and_says_where_it_should_be(contract: Contract) -> None:
-    port = free_port()
-    log = contract.directory / "no-redis.log"
-    log.touch()
-    daemon = forks.start(
-        ["worker", "--app", "contract_app:center", "--processes", "1"],
-        env={**contract.env, **SERVERS["Redis"](port)},
-        streams=dict.fromkeys(("stdout", "stderr"), str(log)),
-    )
-    try:
-        contract.wait(
-            lambda: f"127.0.0.1:{port}" in log.read_text() or daemon.poll() is not None, "it says", 20
-        )
-        assert "redis" in log.read_text().lower()
-        assert daemon.poll() in (None, 4)
-    finally:
-        daemon.terminate()
-        daemon.wait(60)
-    assert "canary-5f1e" not in log.read_text()
-    assert "Traceback" not in log.read_text()
-
-
 def test_commands_say_that_mysql_is_unreachable(contract: Contract) -> None:
     port = free_port()
     for words in (["get", "5"], ["topic", "list"], ["db", "check"], ["db", "upgrade"], ["dead", "list"]):

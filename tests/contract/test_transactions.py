@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 from contract.system import Contract
 from harness.rows import known
-from sqlalchemy import BigInteger, Connection, Engine, create_engine, event, text
+from sqlalchemy import BigInteger, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
@@ -337,30 +337,3 @@ def test_submit_many_stores_all_or_none(idle: Contract, engine: Engine) -> None:
     assert len(set(job_ids)) == 16
     assert idle.rows() == before + 15
     assert known(center.get(job_ids[1])).body == b"b"
-
-
-def test_a_callers_transaction_locks_its_own_rows_alone(either: Contract, engine: Engine) -> None:
-    """At REPEATABLE READ, where a scan or a read of what is not there would lock every new row out."""
-    center = either.center
-    biz = 16
-    ours = center.submit_many([NewTask("c.plain", biz, delay=3600, body=b"b") for _ in range(40)])
-    others = center.submit_many([NewTask("c.plain", biz, delay=3600, body=b"b") for _ in range(3)])
-    either.query("SET innodb_lock_wait_timeout=1")
-    with engine.connect() as connection:
-        assert connection.exec_driver_sql("SELECT @@tx_isolation").scalar_one() == "REPEATABLE-READ"
-        center.cancel(ours[-1] + 4096 * 1024, connection=connection)  # there is no such task
-        for job_id in ours[:3]:
-            center.reschedule(job_id, action_time=soon(), connection=connection)
-        for_all = center.submit_many([NewTask("c.plain", biz, delay=3600)] * 3, connection=connection)
-        theirs = _cancel_together(center, connection, ours)
-        for job_id in others:
-            either.query(f"UPDATE {either.table(job_id)} SET version=version WHERE job_id=%s", job_id)
-        later = [center.submit("c.plain", biz_id=biz, delay=3600, body=b"b") for _ in range(20)]
-        assert center.cancel(others[0]) is CancelOutcome.CANCELLED
-        connection.commit()
-    assert set(theirs.outcome.values()) == {CancelOutcome.CANCELLED}
-    assert {either.status(job_id) for job_id in [*later, *for_all, *others[1:]]} == {0}
-
-
-def _cancel_together(center: Any, connection: Connection, job_ids: list[int]) -> Any:
-    return center._theirs(None, connection).cancel(job_ids, lambda outcomes: outcomes)

@@ -18,23 +18,16 @@ import pytest
 import structlog
 from harness import forks
 from harness.patience import until
-from harness.system import buried
 
 from benchmarks.local import RedisServer
 from benchmarks.private import free_port
 from toc import CancelOutcome, NewTask, Settings, TaskStatus, TimeoutCenter, Topic
 from toc.cli.main import main
 from toc.index.messages import Peek
-from toc.model.access import Action
 from toc.model.bulk import BulkState
-from toc.model.errors import SchemaBehind, TopicDrift, TopicExists
-from toc.model.topic import Declaration
+from toc.model.errors import SchemaBehind, TopicDrift
 from toc.model.verdict import Failure
-from toc.operate import bulk as bulk_operations
 from toc.operate.admin import migrator
-from toc.operate.bulk_jobs import BulkRunner
-from toc.operate.operation import Doing, Record
-from toc.operate.topics import sync_topics
 from toc.sdk.parts import open_queues
 from toc.store.servers.server import Statement
 from toc.store.tasks.pulls import HandOut
@@ -193,33 +186,6 @@ def test_what_is_due_or_ended_of_a_topic_is_in_order(toc: Toc, topic: str, cente
 # --- tasks ------------------------------------------------------------------------------------------------
 
 
-def test_tries_and_expiry_are_given_shown_and_moved(toc: Toc, topic: str) -> None:
-    due, ends, later = (
-        (datetime.now(UTC).replace(microsecond=0) + timedelta(hours=hours)).isoformat() for hours in (1, 2, 3)
-    )
-    words = ["submit", topic, "--biz-id", 42, "--action-time", due]
-    job_id = int(toc.ok(*words, "--expires-at", ends, "--tries", 40))
-    plain = int(toc.ok(*words))
-    shown = [(one["tries"], one["expires_at"], one["expired"]) for one in toc.json("find", "--biz-id", 42)]
-    at = ends.replace("+00:00", ".000Z")
-    assert sorted(shown, key=str) == [(0, None, False), (40, at, False)]
-    task = toc.json("get", job_id)
-    assert (task["tries"], task["expires_at"], task["expired"]) == (40, at, False)
-    assert toc.json("get", plain)["tries"] == 0, "as over HTTP: those of the topic"
-    assert "expires" in toc.ok("find", "--biz-id", 42)
-    assert "before the year" in toc.refused(*words, "--expires-at", "1969-01-01T00:00:00Z")
-    assert "tries" in toc.refused(*words, "--tries", 65_536)
-    assert "give a later expires_at" in toc.refused("reschedule", job_id, "--action-time", later)
-    all_of_them = ["--topic", topic, "--all", "--yes"]
-    counts = toc.json("reschedule", *all_of_them, "--action-time", later, code=1)
-    assert (counts["rescheduled"], counts["expires_before"]) == (1, 1)
-    assert toc.json("get", plain)["version"] == 1
-    moved = toc.json("reschedule", *all_of_them, "--action-time", later, "--expires-at", later)
-    assert moved["rescheduled"] == 2
-    assert toc.json("get", job_id)["expires_at"] == later.replace("+00:00", ".000Z")
-    assert toc.json("cancel", job_id)["outcome"] == "cancelled"
-
-
 @pytest.mark.parametrize("command", [["cancel"], ["reschedule", "--delay", "1h"]])
 def test_a_dry_run_of_one_task_counts_it_only_if_it_is_pending(
     toc: Toc, center: TimeoutCenter, topic: str, command: list[str]
@@ -233,16 +199,6 @@ def test_a_dry_run_of_one_task_counts_it_only_if_it_is_pending(
 
 
 # --- slots and dead tasks -----------------------------------------------------------------------------------
-
-
-def test_slots_show_what_waits_where(toc: Toc, topic: str) -> None:
-    for number in range(20):
-        toc.ok("submit", topic, "--biz-id", number, "--delay", "1h")
-    slots = toc.json("slots", "--topic", topic)
-    assert [slot["slot"] for slot in slots] == [f"{topic}_{number}" for number in range(4)]
-    assert sum(slot["scheduled"] for slot in slots) == 20
-    assert all(slot["overdue"] == 0 for slot in slots)
-    assert f"{topic}_3" in toc.ok("slots")
 
 
 def kill_tasks(center: TimeoutCenter, topic: str, count: int) -> list[int]:
@@ -306,7 +262,8 @@ def test_dead_tasks_are_listed_and_redriven_by_filters_and_a_line_says_who_did_i
         *there,
     }
     assert toc.json("dead", "redrive", "--topic", topic, "--all", "--dry-run") == {"would_redrive": 4}
-    assert listed() == {*here, *there}, "a dry run changes nothing"
+    assert "--yes" in toc.refused("dead", "purge", "--topic", topic, "--all")
+    assert listed() == {*here, *there}, "nothing has changed"
     assert toc.json("dead", "redrive", "--topic", topic, "--biz-id", 1, "--all")["redriven"] == 1
     said = _account(toc, "tasks.redrive")
     assert (said["selected"], said["redriven"]) == ({"topic": topic, "biz_id": 1}, 1)
@@ -318,29 +275,6 @@ def test_dead_tasks_are_listed_and_redriven_by_filters_and_a_line_says_who_did_i
     assert toc("dead", "redrive", here[0]).code == 1, "it is not dead"
 
 
-def test_dead_tasks_are_purged_with_their_rows_and_entries_and_only_when_confirmed(
-    toc: Toc, center: TimeoutCenter, topic: str
-) -> None:
-    dead = kill_tasks(center, topic, 5)
-    pending = center.submit(topic, biz_id=1, delay=60)
-    slots = center.catalog.get(topic).slots()
-
-    def entries() -> set[int]:
-        return buried(center, slots)
-
-    assert entries() == set(dead)
-    assert toc.json("dead", "purge", "--topic", topic, "--all", "--dry-run") == {"would_purge": 5}
-    assert "--yes" in toc.refused("dead", "purge", "--topic", topic, "--all")
-    assert len(toc.json("dead", "list")) == 5
-    assert toc.json("dead", "purge", *dead[:2], pending, code=1) == {"purged": 2, "left": 0}
-    assert _account(toc, "tasks.purge")["purged"] == 2
-    assert entries() == set(dead[2:])
-    assert center.get(pending) is not None
-    assert toc.json("dead", "purge", "--topic", topic, "--all", "--yes") == {"purged": 3}
-    assert entries() == set()
-    assert center.store.read(dead) == {}
-
-
 def test_dead_tasks_whose_redis_is_out_of_reach_are_not_purged(
     toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,23 +284,7 @@ def test_dead_tasks_whose_redis_is_out_of_reach_are_not_purged(
     assert set(center.store.read(dead)) == set(dead)
 
 
-def test_a_bulk_job_is_looked_at_stopped_and_resumed(toc: Toc, center: TimeoutCenter, topic: str) -> None:
-    job_ids = center.submit_many([NewTask(topic, n, delay=60) for n in range(5)])
-    values = {"topic": topic, "tasks": 5, "confirm": topic, "rate": 500, "dry_run": False}
-    name = bulk_operations.cancel_all.perform(Doing(center, "ann@h", Action.CANCEL), values)["name"]
-    assert (toc.json("bulk", "show", name)["state"], toc.json("bulk", "show", name)["done"]) == ("waiting", 0)
-    assert name in toc.ok("bulk", "list")
-    assert toc.json("bulk", "stop", name)["state"] == "stopped"
-    runner = BulkRunner(center)
-    runner.run_once()
-    assert toc.json("bulk", "resume", name)["state"] == "waiting"
-    assert until(lambda: runner.run_once() >= 0 and toc.json("bulk", "show", name)["state"] == "done")
-    assert {one["job_id"] for one in toc.json("bulk", "tasks", name)} == set(map(str, job_ids))
-    assert toc.json("bulk", "tasks", name, "--outcome", "too_late") == []
-    assert "no such bulk job" in toc.refused("bulk", "show", "nothing")
-
-
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM], ids=["the terminal ends", "SIGTERM"])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
 def test_an_ended_command_leaves_a_stopped_bulk_job(center: TimeoutCenter, topic: str, number: int) -> None:
     center.submit_many([NewTask(topic, n, delay=3600) for n in range(300)])
     words = ["cancel", "--all", "--topic", topic, "--rate", "5", "--yes"]
@@ -427,19 +345,6 @@ def test_a_rebuild_without_some_tables_indexes_what_the_others_have_and_ends_wit
 # --- servers that are missing or not ready ----------------------------------------------------------------
 
 
-def test_top_says_at_every_look_that_zookeeper_is_out_of_reach_and_ends_with_4(
-    toc: Toc, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    monkeypatch.setenv("TOC_ZOOKEEPER", address)
-    monkeypatch.setenv("TOC_CONNECT_TIMEOUT", "0.5")
-    for words in (["--once"], ["--json"]):
-        assert toc("top", *words, "--interval", 0.1).code == 4
-        assert address in toc.out, "it asks ZooKeeper again only after a while"
-        assert topic in toc.out
-        assert toc.err.startswith("error: ZooKeeper at ")
-
-
 def test_a_task_table_that_redis_remembers_is_not_made_anew_in_silence(
     toc: Toc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clean_redis: RedisServer
 ) -> None:
@@ -465,25 +370,6 @@ center.topic('sync.small', slots=2)
 center.topic('sync.pulled', delivery="pull")
 center.topic('sync.taken', biz_type=1)
 """
-
-
-def test_two_that_sync_at_once_both_have_the_topic(center: TimeoutCenter) -> None:
-    def perform(operation: Any, **_: Any) -> Record:
-        done.append(operation.name)
-        if len(done) == 1:  # another has read the same list, and comes first
-            center.store.topics.create(Topic("sync.both", 77, 4, retries=3))
-            raise TopicExists("sync.both")
-        return {}
-
-    done: list[str] = []
-    (step,) = sync_topics(center, [Declaration.of("sync.both", {"retries": 5})], perform)
-    assert (step.action, step.refused, done) == ("alter", "", ["topic.create", "topic.alter"])
-
-
-def test_pause_and_resume_tell_what_they_have_changed(toc: Toc, topic: str) -> None:
-    assert toc("topic", "resume", topic, "--rate", "5").code == 0
-    assert toc.out.split("\n") == [f"name         {topic}", "paused       no", "resume rate  5", ""]
-    assert toc.json("topic", "resume", topic)["retries"] == 16
 
 
 def test_sync_brings_topics_to_what_code_declares_and_names_what_is_refused(

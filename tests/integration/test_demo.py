@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import pty
-import re
 import select
 import shlex
 import signal
@@ -259,74 +258,3 @@ def test_a_try_that_a_developer_looks_at_takes_as_long_as_it_does(
     found = json.loads(shown.toc("find", "--biz-id", "1", "--json"))
     assert [(one["status"], one["failed_tries"]) for one in found] == [("processed", 0)]
     assert "event_loop_blocked" not in shown.all
-
-
-def test_a_try_that_ran_too_long_is_told_as_failed_and_never_as_processed(
-    tmp_path: Path, terminal: Callable[..., Terminal]
-) -> None:
-    program = PROGRAM.format("import time; time.sleep(4)")
-    (tmp_path / "shop.py").write_text(program.replace("retries=1", "retries=1, max_runtime='1s'"))
-    shown = terminal()
-    shown.await_text("ready: order.close")
-    shown.submit(1)
-    shown.await_text(
-        "started    order.close 1:",
-        "failed     order.close 1: try 1: TimeoutError: the handler ran longer than max_runtime (1 s)",
-        "dead       order.close 1:",
-    )
-    (tmp_path / "shop.py").write_text(PROGRAM.format("pass").replace("order.close", "order.shut"))
-    shown.await_text(
-        "created topic order.shut", "ready: order.shut"
-    )  # by then the first process, which waits for its handler, has ended
-    assert "processed" not in shown.all
-
-
-def test_of_a_handler_that_ends_its_process_the_begin_and_the_death_are_told(
-    tmp_path: Path, terminal: Callable[..., Terminal]
-) -> None:
-    program = PROGRAM.replace("retries=1", "retries=2, backoff='immediate'")
-    (tmp_path / "shop.py").write_text(program.format("import os; os._exit(3)"))
-    shown = terminal()
-    shown.await_text("ready: order.close")
-    shown.submit(1)
-    shown.await_text(
-        "started    order.close 1:",
-        "worker_died",
-        "tries_crashed",
-        "dead       order.close 1: its handler ended its process",
-    )
-
-
-TYPED = """\
-from pydantic import BaseModel
-from toc import Task, TimeoutCenter
-class Order(BaseModel):
-    number: int
-    name: str
-    lines: list[str]
-    note: str = ""
-center = TimeoutCenter()
-@center.handler("order.close", max_runtime="50s")
-def close(order: Order) -> None:
-    print("closed", order.lines)
-"""
-
-
-def test_what_it_says_to_try_can_be_read_by_the_handler_and_a_rename_or_a_former_policy_is_told(
-    tmp_path: Path, terminal: Callable[..., Terminal]
-) -> None:
-    program = tmp_path / "shop.py"
-    program.write_text(TYPED)
-    shown = terminal()
-    shown.await_text("ready: order.close", "after the export above: toc ")
-    shown.await_text("\n")
-    (words,) = re.findall(r"after the export above: toc (.*?)\r?\n", shown.all)
-    shown.toc(*shlex.split(words.replace("5s", "100ms")))
-    shown.await_text("closed []", "processed  order.close 1:")
-    program.write_text(TYPED.replace(', max_runtime="50s"', ""))
-    shown.await_text(
-        "topic order.close keeps max_runtime 50 (default 3600), which code does not name", "ready"
-    )
-    shown.toc("submit", "order.close", "--biz-id", "2", "--delay", "1h")
-    program.write_text(TYPED.replace("order.close", "order.shut"))
-    shown.await_text("topic order.close: 1 tasks are pending, and the app has no handler for it", "ready")

@@ -18,7 +18,7 @@ from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisCluster, RedisServer
 from benchmarks.private import free_port
-from toc import Settings, TaskStatus, TimeoutCenter
+from toc import Settings, TimeoutCenter
 from toc.coordination.operator import Operator
 from toc.dev.local import EmbeddedStack
 from toc.index.messages import Peek
@@ -29,7 +29,6 @@ from toc.operate.cluster import living_workers
 from toc.store.migrate import Migrator
 from toc.store.records.targets import new_key
 from toc.store.servers import mysql
-from toc.store.servers.server import Statement
 
 
 @pytest.fixture
@@ -176,38 +175,6 @@ def test_a_cluster_that_works_has_nothing_wrong_and_then_what_is_wrong_is_named(
     assert [line.level for line in lines] == sorted(
         (line.level for line in lines), key=doctor.WORST_FIRST.index
     )
-
-
-@pytest.mark.parametrize("damage", [b"[" * 3000, b'{"weight": 1e9, "worker_id": [], "workers": 7, "at": -1}'])
-def test_nodes_and_rows_that_another_program_wrote_are_named_no_more(system: System, damage: bytes) -> None:
-    center = system.center
-    system.create_topics(slots=4)
-    # The one that does not lead watches the assignment.
-    daemons = [system.start(host, processes=1) for host in ("host-a", "host-b")]
-    first = center.submit("test.sync", biz_id=1, delay=0.1)
-    system.wait(lambda: system.row(first).status == TaskStatus.PROCESSED, "it works", 60)
-    nodes = ["workers/host-q-0-1", "weight/host-q"]
-    if damage.startswith(b"["):
-        nodes += ["drain/host-q", "pin/test.sync_9", "dead/host-q-0-1", "slots/test.nobody_1"]
-    with Operator(system.settings.zookeeper or "", cluster=system.settings.cluster) as operator:
-        for node in (*nodes, "assignment/test.batch"):
-            operator._session.make_directories()
-            directory, name = node.split("/")
-            operator._session.replace(directory, name, damage)
-    topics = center.store.topics
-    topics.create(Topic("test.odd", 78, 2))
-    topics._server.run([Statement(f"UPDATE {topics._table} SET retries=99 WHERE name='test.odd'")])
-    later = center.submit("test.batch", biz_id=2, delay=0.5)
-    system.wait(lambda: system.row(later).status == TaskStatus.PROCESSED, "it still works", 60)
-
-    def named() -> bool:
-        log = "".join(daemon.told() for daemon in daemons)
-        read = ("workers", "weight", "drain", "pin")  # the others are read if somebody wants them
-        return all(f'"node": "{node.split("/")[1]}"' in log for node in nodes if node.split("/")[0] in read)
-
-    system.wait(named, "the log names all that are read", 60)
-    (line,) = having(doctor.examine(center), Level.REFUSE, "cannot be understood")
-    assert line.of == "test.odd"
 
 
 def replace_row(row: Any, **changes: Any) -> Any:

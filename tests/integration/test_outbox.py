@@ -275,22 +275,6 @@ def test_a_server_of_toc_that_cannot_be_used_leaves_its_records_and_holds_up_no_
     assert [len(found(system, biz_id)) for biz_id in range(4)] == [1] * 4
 
 
-@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
-def test_an_embedded_worker_drains_it_by_a_schedule(system: System, engine: Engine) -> None:
-    with TimeoutCenter(system.settings) as shop:
-
-        @shop.schedule("drain", every=1)
-        @shop.handler("test.sync")
-        def drain(_task: Task) -> None:
-            outbox.drain(engine, shop)
-
-        with engine.begin() as connection:
-            outbox.submit(connection, "test.async", biz_id=1, delay=3600)
-        with shop.worker():
-            system.wait(lambda: found(system, 1), "it is drained", 30)
-    assert waiting(engine) == 0
-
-
 def test_an_async_session_writes_to_it_within_run_sync(system: System, mariadb: MariaDB) -> None:
     name = f"{system.settings.database_prefix}0"
     engine = create_engine(make_url(mariadb.url).set(database=name))

@@ -38,7 +38,7 @@ from toc.model.errors import (
     StoreUnavailable,
     TocError,
 )
-from toc.model.finding import Level, Line
+from toc.model.finding import Level
 from toc.operate import doctor
 from toc.store.migrate import Migrator
 from toc.store.servers import mysql
@@ -125,14 +125,6 @@ def center(servers: Servers) -> Iterator[TimeoutCenter]:
         yield center
 
 
-def test_the_doctor_sees_over_tls_what_it_sees_without(center: TimeoutCenter) -> None:
-    lines = doctor.examine(center)
-    bad = [line.what for line in lines if line.level in (Level.REFUSE, Level.WARN)]
-    assert bad == ["no worker is alive: nothing fires"], lines
-    assert of(lines, "zookeeper") == ["it serves"], lines
-    assert CANARY not in str(lines)
-
-
 def test_the_doctor_tells_nodes_made_before_a_user_was_named(center: TimeoutCenter, servers: Servers) -> None:
     nobody = zookeeper_url(servers.zookeeper, user="", chroot="")
     with Operator(nobody, cluster="early") as operator:
@@ -142,10 +134,6 @@ def test_the_doctor_tells_nodes_made_before_a_user_was_named(center: TimeoutCent
     assert line.level is Level.WARN
     assert "/toc/early, /toc/early/" in line.what
     assert not [line for line in doctor.examine(center) if "anyone can change" in line.what]
-
-
-def of(lines: list[Line], part: str) -> list[str]:
-    return [line.what[:11] for line in lines if line.part == part]
 
 
 @pytest.mark.parametrize("name", VISITS)

@@ -4,7 +4,6 @@ import base64
 import http.client
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,14 +19,6 @@ from toc.webhooks.request import signature
 EXAMPLES = Path(__file__).parents[2] / "examples" / "webhooks"
 KEYS = [bytes(range(24)), bytes(range(100, 132))]
 SECRETS = ["whsec_" + base64.b64encode(key).decode() for key in KEYS]
-JS = """
-const { Webhook } = require("standardwebhooks");
-const { secrets, headers, body } = JSON.parse(require("fs").readFileSync(0, "utf8"));
-for (const secret of secrets) new Webhook(secret).verify(body, headers);
-const another = "whsec_" + Buffer.from("another key, of 24 bytes").toString("base64");
-try { new Webhook(another).verify(body, headers); }
-catch (error) { console.log("verified"); }
-"""
 
 
 def message(keys: list[bytes], body: bytes, *, age: int = 0) -> dict[str, str]:
@@ -39,29 +30,6 @@ def message(keys: list[bytes], body: bytes, *, age: int = 0) -> dict[str, str]:
         "toc-topic": "order.paid",
         "toc-biz-id": "7",
     }
-
-
-@pytest.mark.slow
-def test_the_reference_library_of_javascript_accepts_signatures_in_a_rotation_too(tmp_path: Path) -> None:
-    node, npm = need("node"), shutil.which("npm")
-    if npm is None:  # and with it the way to a registry, which no test may take for granted
-        pytest.skip("npm is not installed")
-    install = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "standardwebhooks@1.0.0"]
-    if subprocess.run(install, cwd=tmp_path, capture_output=True, timeout=200, check=False).returncode:
-        pytest.skip("npm cannot install standardwebhooks here")
-    body = '{"a":"ü✓"}'
-    told = {"secrets": SECRETS, "headers": message(KEYS, body.encode()), "body": body}
-    (tmp_path / "verify.js").write_text(JS)
-    done = subprocess.run(
-        [node, "verify.js"],
-        cwd=tmp_path,
-        input=json.dumps(told),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.stdout.strip() == "verified", done.stderr
 
 
 @contextmanager

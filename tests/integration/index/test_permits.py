@@ -2,9 +2,7 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 
 import pytest
 from harness.patience import until
@@ -12,7 +10,6 @@ from harness.patience import until
 from benchmarks.local import RedisServer
 from toc.index.messages import PermitRequest, Permits
 from toc.index.queues import Queues
-from toc.webhooks.handlers import MIN_WAIT_SECONDS
 from toc.webhooks.limiter import Capacity, Full, Limiter
 
 LIFE_MS = 60_000
@@ -121,41 +118,6 @@ async def _send(limiter: Limiter, capacity: Capacity, seconds: float) -> bool:
     await asyncio.sleep(seconds)
     limiter.leave(capacity, 0.01)
     return True
-
-
-async def _busy(limiter: Limiter, capacity: Capacity, sent: Counter[str], name: str) -> None:
-    while True:
-        done = await _send(limiter, capacity, 0.05)
-        sent[name] += done
-        await asyncio.sleep(0 if done else MIN_WAIT_SECONDS)
-
-
-@pytest.mark.parametrize(("limit", "tasks"), [(1, 8), (4, 20)])
-def test_a_busy_process_does_not_keep_a_limit_from_the_others(queues: Queues, limit: int, tasks: int) -> None:
-    sent: Counter[str] = Counter()
-
-    async def whole() -> None:
-        names = ["first", "second", "third"]
-        processes = [Limiter(queues.permits, name, lambda: len(names)) for name in names]
-        busy = []
-        for name, limiter in zip(names, processes, strict=True):
-            capacity = limiter.of("shop", limit, None)
-            busy += [asyncio.ensure_future(_busy(limiter, capacity, sent, name)) for _ in range(tasks)]
-            await asyncio.sleep(0.5)
-        try:
-            async with asyncio.timeout(120):
-                while any(sent[name] < 15 for name in names):
-                    await asyncio.sleep(0.05)
-        finally:
-            for one in busy:
-                one.cancel()
-            await asyncio.gather(*busy, return_exceptions=True)
-            for limiter in processes:
-                limiter.close()
-
-    with suppress(TimeoutError):
-        asyncio.run(whole())
-    assert all(sent[name] >= 15 for name in ("first", "second", "third")), sent
 
 
 async def test_what_one_process_no_longer_uses_another_one_has_in_a_moment(queues: Queues) -> None:

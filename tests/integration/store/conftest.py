@@ -1,6 +1,6 @@
 """Task tables to test on: one in MariaDB spread over 4 databases, one in SQLite."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from toc.model.clock import Clock
 from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow
 from toc.store.migrate import Migrator
+from toc.store.servers.mysql import MySqlServer
 from toc.store.store import Store
 
 
@@ -64,6 +65,42 @@ def sqlite_place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     place = Place([f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/toc.db"], 1, 4, "toc_")
     Migrator(place.urls, databases=1, tables=4).upgrade()
     return place
+
+
+Reads = Callable[[int, str], int]
+
+
+@pytest.fixture
+def reads(mysql_place: Place) -> Iterator[Reads]:
+    """How many rows the server reads for a statement on a task table, by its own counters."""
+    engine = create_engine(mysql_place.root_url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+
+        def count(table: int, statement: str) -> int:
+            # Which way it goes depends on what it knows of the table, and that it counts in its own time.
+            database = f"{mysql_place.prefix}{table % mysql_place.databases}"
+            connection.exec_driver_sql(f"ANALYZE TABLE {database}.timeout_task_{table:04d}")
+            connection.exec_driver_sql("FLUSH STATUS")
+            connection.exec_driver_sql(statement).all()
+            found = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all()
+            return sum(int(value) for _, value in found)
+
+        yield count
+    engine.dispose()
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements that the server is sent, from now on."""
+    texts: list[str] = []
+    run = MySqlServer.run
+
+    def spy(self: MySqlServer, statements: Any, **options: Any) -> Any:
+        texts.extend(statement.sql for statement in statements)
+        return run(self, statements, **options)
+
+    monkeypatch.setattr(MySqlServer, "run", spy)
+    return texts
 
 
 @pytest.fixture(params=["mysql", "sqlite"])

@@ -1,7 +1,6 @@
 """What comes due when is counted from the rows, whatever they hold, and kept beside their tables."""
 
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import closing
 from random import Random
 
@@ -9,7 +8,6 @@ import pytest
 from fault.kit.proxy import Proxy, through
 from harness.rows import NewRow, insert_many, known
 from integration.store import conftest
-from sqlalchemy import create_engine
 
 from toc.maintenance import due_walk
 from toc.maintenance.due_walk import PERIOD_SECONDS, SHARE, DueWalk
@@ -22,8 +20,6 @@ from toc.model.topic import Topic
 from toc.observe.board import own_board
 from toc.observe.metrics import PENDING
 from toc.operate.due import OLD_MS, due
-from toc.store.servers.mysql import MySqlServer
-from toc.store.servers.server import Result, Statement
 from toc.store.store import Store
 from toc.store.tasks.scan import Place, Position
 
@@ -242,37 +238,20 @@ def test_a_metric_has_the_same_numbers_of_the_tables_swept_here(fresh_store: Sto
 
 
 def test_a_page_of_one_instant_reads_no_more_than_its_rows(
-    mysql_place: conftest.Place, mysql_store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+    mysql_store: Store, new_row: NewRow, sent: list[str], reads: conftest.Reads
 ) -> None:
-    table = BizId.of(42).crc % mysql_place.tables
+    table = BizId.of(42).crc % len(mysql_store.tables)
     insert_many(mysql_store, [new_row(42, next_time=NOW + MINUTE) for _ in range(3000)])
-    engine = create_engine(mysql_place.root_url, isolation_level="AUTOCOMMIT")
-    name = mysql_store.name_of(table)
-    place, limit, reads = Place(Position(0), NOW), 50, []
-    with engine.connect() as connection:
-        connection.exec_driver_sql(f"ANALYZE TABLE {name}")
-
-        def counted(_server: MySqlServer, statements: Sequence[Statement], **_: object) -> list[Result]:
-            results = []
-            for statement in statements:
-                connection.exec_driver_sql("FLUSH STATUS")
-                rows = connection.exec_driver_sql(statement.sql).all()
-                status = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'").all()
-                reads.append(sum(int(value) for _, value in status))
-                results.append(Result(rows, 0))
-            return results
-
-        monkeypatch.setattr(MySqlServer, "run", counted)
-        found = 0
-        while True:
-            page = mysql_store.due_counts.page({table: place}, NEAR, limit)[table]
-            found += sum(page.groups.values())
-            if page.following is None:
-                break
-            place = place._replace(at=page.following)
-    engine.dispose()
+    place, limit, found = Place(Position(0), NOW), 50, 0
+    sent.clear()
+    while True:
+        page = mysql_store.due_counts.page({table: place}, NEAR, limit)[table]
+        found += sum(page.groups.values())
+        if page.following is None:
+            break
+        place = place._replace(at=page.following)
     assert found >= 3000
-    assert max(reads) <= 3 * limit
+    assert max(reads(table, statement) for statement in sent) <= 3 * limit
 
 
 def test_what_a_server_that_is_away_holds_is_missing_by_name_and_the_rest_stands(

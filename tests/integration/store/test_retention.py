@@ -15,8 +15,6 @@ from toc.maintenance.retention import (
     FORGET_SECONDS,
     LARGE_PAGE,
     MIN_SECONDS,
-    REST,
-    REST_BEHIND,
     TABLES,
     Retention,
 )
@@ -327,25 +325,3 @@ def test_a_host_whose_clock_is_days_ahead_deletes_nothing_young(fresh_store: Sto
     assert until(purged, 60)
     assert purging.clock.now - began < FORGET_SECONDS * 1000 / 2, "they were passed over"
     assert purging.left(young) == ids(*young)
-
-
-def test_it_rests_less_once_a_cycle_takes_longer_than_its_period(
-    fresh_store: Store, old_row: NewRow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    purging = Purging(fresh_store, topic=3600)
-    insert_many(fresh_store, [old_row(2 * HOUR, biz_type=7, biz_id=1) for _ in range(3 * LARGE_PAGE)])
-    look = fresh_store.scans.scan
-
-    def slow(*args: Any, **kwargs: Any) -> Any:
-        purging.clock.now += 1000
-        return look(*args, **kwargs)
-
-    monkeypatch.setattr(fresh_store.scans, "scan", slow)
-    while not purging.looks:
-        in_time = purging.retention.run_once()
-    assert in_time == pytest.approx(REST)
-    purging.clock.now += int(CYCLE_SECONDS * 1000)
-    looks = purging.looks
-    while purging.looks == looks:
-        behind = purging.retention.run_once()
-    assert behind == pytest.approx(REST_BEHIND)

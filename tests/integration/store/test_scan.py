@@ -5,15 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import pymysql
 import pytest
 from harness.rows import NewRow, insert_many, known
-from sqlalchemy.engine import make_url
+from integration.store.conftest import Reads
 
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure
-from toc.store.servers.mysql import MySqlServer
 from toc.store.servers.server import Statement
 from toc.store.store import Store
 from toc.store.tasks import select
@@ -98,53 +96,19 @@ def test_a_look_tells_which_quiet_tables_stir_and_the_ids_of_busy_ones(
 
 
 def test_the_server_reads_no_more_than_it_returns(
-    mysql_place: Any, mysql_store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+    mysql_store: Store, new_row: NewRow, sent: list[str], reads: Reads
 ) -> None:
-    """By the counters of the server: with thousands of rows that share an instant, and as many ended ones."""
+    """With thousands of rows that share an instant, and as many ended ones."""
     rows = [new_row(biz_id=77, action_time=T0 + 77) for _ in range(4000)]
     insert_many(mysql_store, rows)
     mysql_store.finish([(row.job_id, 0) for row in rows[:1000]])
     (table,) = {row.job_id >> 12 & 15 for row in rows}
-    # Which way the server goes depends on what it knows of the table, and that it counts in its own time.
-    with _connected(mysql_place) as connection, connection.cursor() as cursor:
-        database = f"{mysql_place.prefix}{table % mysql_place.databases}"
-        cursor.execute(f"ANALYZE TABLE {database}.timeout_task_{table:04d}")
-    sent: list[str] = []
-    run = MySqlServer.run
-
-    def spy(self: MySqlServer, statements: Any, **options: Any) -> Any:
-        sent.extend(statement.sql for statement in statements)
-        return run(self, statements, **options)
-
-    monkeypatch.setattr(MySqlServer, "run", spy)
-    middle = due(rows[2500]).position
+    sent.clear()
     mysql_store.scans.scan([table], {}, T0, T0 + 100, 10)
-    mysql_store.scans.page({table: middle}, T0 + 100, 10)
+    mysql_store.scans.page({table: due(rows[2500]).position}, T0 + 100, 10)
     probe, page = sent
-    assert _reads(mysql_place, probe) <= 2
-    assert _reads(mysql_place, page) <= 12
-    assert "filesort" not in _extra(mysql_place, page)
-
-
-def _connected(place: Any) -> Any:
-    url = make_url(place.root_url)
-    return pymysql.connect(
-        host=url.host, port=url.port or 3306, user=url.username, password=str(url.password), autocommit=True
-    )
-
-
-def _reads(place: Any, statement: str) -> int:
-    with _connected(place) as connection, connection.cursor() as cursor:
-        cursor.execute("FLUSH STATUS")
-        cursor.execute(statement)
-        cursor.execute("SHOW SESSION STATUS LIKE 'Handler_read%'")
-        return sum(int(value) for _, value in cursor.fetchall())
-
-
-def _extra(place: Any, statement: str) -> str:
-    with _connected(place) as connection, connection.cursor() as cursor:
-        cursor.execute(f"EXPLAIN {statement}")
-        return ";".join(str(row[-1]) for row in cursor.fetchall())
+    assert reads(table, probe) <= 2
+    assert reads(table, page) <= 12
 
 
 def test_a_row_in_a_table_that_its_job_id_does_not_name_is_told_and_holds_up_no_other(

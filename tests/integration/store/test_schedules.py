@@ -284,38 +284,6 @@ class SetClock(Clock):
         return self.now
 
 
-def test_a_book_learns_of_every_change(stores: Callable[..., Store]) -> None:
-    clock = SetClock()
-    table = stores(KEYS, clock=clock).targets
-    book = TargetBook(table, clock)
-    seen = [book.ready]
-    assert book.run_once() == 1.0
-    assert [*seen, book.ready] == [False, True]
-    assert book.known("shop") is None
-    stored = table.create(target(), SECRETS)
-    assert book.known("shop") is None
-    book.run_once()
-    assert book.known("shop") == stored
-    assert book.secrets(stored).headers == SECRETS.headers
-    rotated = table.change("shop", {}, lambda _: TargetSecrets("new"))
-    book.run_once()
-    assert book.known("shop") == rotated
-    assert book.secrets(rotated).secret == "new"
-    assert list(book._opened) == [rotated.change_id]
-    for settings, found in (("{", None), (table._values(rotated)["settings"], rotated)):  # written by hand
-        table._server.run([Statement(f"UPDATE {table._table} SET settings=%s", [settings])])
-        clock.now += 60
-        book.run_once()
-        assert book.known("shop") == found
-    table.delete("shop")
-    again = table.create(target(), SECRETS)  # deleted and created between two looks
-    book.run_once()
-    assert book.known("shop") == again
-    table.delete("shop")
-    book.run_once()
-    assert book.known("shop") is None
-
-
 def test_a_book_may_be_read_while_secrets_are_opened(table: TargetTable) -> None:
     looking = False
 

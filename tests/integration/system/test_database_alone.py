@@ -2,7 +2,6 @@
 
 import json
 import threading
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,27 +15,10 @@ from harness.system import System
 
 from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, Topic
-from toc.index.queues import NoIndex
 from toc.model.errors import ConfigError
-from toc.model.topic import Backoff, Delivery
+from toc.model.topic import Delivery
 from toc.operate import doctor, topics
 from toc.operate.top import Top
-
-
-def test_the_row_alone_answers(alone: System) -> None:
-    alone.create_topics()
-    center, leases = alone.center, alone.center.store.leases
-    leases.identify("a-worker")
-    past, ahead = (center.submit("test.sync", biz_id=1, delay=seconds) for seconds in (0.001, 60))
-    assert isinstance(center.queues, NoIndex)
-    assert center.reschedule(ahead, action_time=_soon()) is RescheduleOutcome.RESCHEDULED
-    due = max(alone.row(one).action_time for one in (past, ahead))
-    alone.wait(lambda: center.clock.now_ms() > due, "their times have passed", 10)
-    assert center.cancel(past) is center.cancel(ahead) is CancelOutcome.CANCELLED
-    began = [center.submit("test.sync", biz_id=n, delay=0.05) for n in range(2)]
-    assert leases.take(dict.fromkeys(began, 30)) == dict.fromkeys(began, True)
-    assert center.reschedule(began[0], action_time=_soon()) is RescheduleOutcome.MAY_HAVE_STARTED
-    assert {center.cancel(one) for one in began} == {CancelOutcome.MAY_HAVE_STARTED}
 
 
 def test_a_process_whose_settings_disagree_is_named(alone: System, clean_redis: RedisServer) -> None:
@@ -145,13 +127,8 @@ def test_operators_see_what_the_rows_say(alone: System) -> None:
     enough.touch()
 
 
-def _soon() -> datetime:
-    return datetime.now(UTC) + timedelta(milliseconds=50)
-
-
-def test_gateways_consumers_webhooks_and_schedules_need_no_index(alone: System) -> None:
-    pulled = {"backoff": Backoff.IMMEDIATE, "delivery": Delivery.PULL, "retries": 2}
-    alone.center.store.topics.create(Topic("test.pulled", 90, 4, **pulled))  # type: ignore[arg-type]
+def test_gateways_consumers_and_webhooks_need_no_index(alone: System) -> None:
+    alone.center.store.topics.create(Topic("test.pulled", 90, 4, delivery=Delivery.PULL))
     alone.create_topics()
     receiver = Receiver()
     hooked = Hooked(alone, receiver)
@@ -174,19 +151,8 @@ def test_gateways_consumers_webhooks_and_schedules_need_no_index(alone: System) 
         assert sorted(task["job_id"] for task in got) == sorted(job_ids)
         acked = gateway.call("POST", "/v1/leases:ack", {"leases": [got[0]["lease"]]})
         assert acked.body["leases"][0]["outcome"] == "acked", acked
-        gateway.call("POST", "/v1/leases:nack", {"leases": [task["lease"] for task in got[1:]]})
-        again: list[dict[str, Any]] = []
-        while len(again) < 2:  # their leases end unanswered: this try is the last
-            again += pull(wait=20, ttr=1)
-        assert {task["attempt"] for task in again} == {2}
         hook = hooked.submit(target="shop")
         assert hooked.ended(hook).status == TaskStatus.PROCESSED
-        alone.center.schedules.create("tick", topic="test.sync", every=1)
-        alone.wait(lambda: len(alone.history()) >= 6, "it has fired three times", 30)
-        dead = [int(task["job_id"]) for task in again]
-        alone.wait(lambda: {alone.row(one).status for one in dead} == {TaskStatus.DEAD}, "they are dead", 30)
-        assert gateway.call("POST", "/v1/dead:redrive", {"job_ids": [str(dead[0])]}).status == 200
-        assert [task["job_id"] for task in pull(wait=20)] == [str(dead[0])]
     finally:
         hooked.center.close()
         gateway.stop()

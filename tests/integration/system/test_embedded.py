@@ -18,23 +18,18 @@ from harness.rows import known
 from harness.system import System, small_system
 
 from benchmarks.local import MariaDB
-from toc import InvalidInput, NewTask, Settings, Task, TaskStatus, TimeoutCenter, Topic
+from toc import InvalidInput, NewTask, Task, TaskStatus, TimeoutCenter, Topic
 from toc.coordination.assignment import Member
 from toc.coordination.znodes import member_values
 from toc.model.errors import ConfigError, StoreUnavailable, UnknownTopic
-from toc.model.lateness import LATE_MS
 from toc.model.minute import MINUTE_MS, STARTS
 from toc.model.verdict import Failure
 from toc.operate import doctor, due
-from toc.operate.admin import migrator
 from toc.operate.cluster import living_workers
 from toc.operate.due import hour
-from toc.operate.late import why
 from toc.operate.operation import Doing
 from toc.operate.top import Top
 from toc.worker import embedded
-
-HERE = Path(__file__).parent
 
 
 class Shop:
@@ -115,33 +110,6 @@ def test_as_many_plain_handlers_run_at_once_as_the_setting_of_threads_allows(sys
                     task is not None and task.status is TaskStatus.PROCESSED for task in map(center.get, ids)
                 )
             ), "five handlers have met"
-
-
-def test_a_task_says_why_it_was_late_on_one_file_of_sqlite_too(tmp_path: Path) -> None:
-    settings = Settings(database_urls=[f"sqlite:///{tmp_path / 'toc.db'}"], threads=1)
-    migrator(settings).upgrade()
-    with TimeoutCenter(settings) as center:
-        center.store.topics.create(Topic("order.close", 1, 4))
-        goes_on = threading.Event()
-        center.handler("order.close")(lambda _task: goes_on.wait(PATIENCE) and None)
-        with center.worker():
-            ids = center.submit_many([NewTask("order.close", n, 0.1) for n in range(2)])
-
-            def told(job_id: int) -> dict[str, Any] | None:
-                found = why(center, known(center.store.get(job_id)), center.catalog.get("order.close"))
-                return None if found is None else dict(found)
-
-            due = max(row.action_time for row in center.store.read(ids).values())
-            assert until(lambda: center.clock.now_ms() > due + 2 * LATE_MS), "one waits for the other"
-            goes_on.set()
-
-            def causes() -> list[str]:
-                rows = center.store.read(ids).values()
-                done = all(row.status == TaskStatus.PROCESSED for row in rows)
-                return [one["cause"] for one in map(told, ids) if one is not None and done]
-
-            assert until(lambda: bool(causes()), PATIENCE), "one of them was late"
-            assert causes() == ["threads"]
 
 
 def test_a_failure_of_ours_begins_the_pipeline_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,52 +298,6 @@ def test_an_application_starts_while_others_have_all_slots(shop: Shop) -> None:
         assert not worker.ready.is_set(), "it has nothing yet"
         members.leave("other", "h")
         shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))
-
-
-SERVER = """
-import sys, time
-from toc import TimeoutCenter
-center = TimeoutCenter()
-@center.handler("order.close")
-def close(task):
-    print(task.biz_id, flush=True)
-with center.worker() as worker:
-    worker.ready.wait(60)
-    print("ready", flush=True)
-    time.sleep(120)
-"""
-
-
-def test_processes_share_the_work_and_one_that_dies_is_followed(system: System) -> None:
-    servers = [
-        subprocess.Popen([sys.executable, "-c", SERVER], env=system.env, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    try:
-        for server in servers:
-            assert server.stdout is not None
-            assert server.stdout.readline() == "ready\n"
-
-        def owners() -> int:
-            rows = system.center.store.members.list()
-            masks = [json.loads(row.data).get("workers", {}) for row in rows if not row.dead]
-            return sum(any(each["slots"].get("order.close") for each in one.values()) for one in masks)
-
-        assert until(lambda: owners() == 2, PATIENCE), "both have slots"
-        servers[0].kill()
-        ids = [system.center.submit("order.close", biz_id=n, delay=0.1) for n in range(20)]
-
-        def all_ended() -> bool:
-            found = [system.center.get(job_id) for job_id in ids]
-            return all(task is not None and task.status is TaskStatus.PROCESSED for task in found)
-
-        assert until(all_ended, PATIENCE), "the other one has run all"
-    finally:
-        for server in servers:
-            server.kill()
-            server.wait()
-            assert server.stdout is not None
-            server.stdout.close()
 
 
 def test_a_failure_where_slots_are_kept_is_tried_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,10 +33,6 @@ def kill(system: System, job_id: int) -> None:
     assert system.center.store.die([failure]) == {job_id: Guard.APPLIED}
 
 
-def in_dead_queue(system: System) -> set[int]:
-    return buried(system.center, [SLOT])
-
-
 @pytest.fixture
 def owner(system: System) -> Iterator[WorkerAtRest]:
     """A worker that has the slot."""
@@ -80,7 +76,7 @@ def test_what_is_dead_no_more_leaves_the_dead_queue(
     monkeypatch.setattr(owner.store, "read_tries", read_tries)
     with capture_logs() as said:
         look(owner)
-    assert in_dead_queue(system) == {dead, dying}
+    assert buried(system.center, [SLOT]) == {dead, dying}
     assert [line["job_id"] for line in said if line["event"] == "orphan_dropped"] == [gone]
     assert sum(line["tasks"] for line in said if line["event"] == "dead_entries_removed") == 3
     assert "dead" in {loop.name for loop in owner.worker.loops}, "a worker does so by itself"

@@ -2,7 +2,6 @@
 and what fails to tell."""
 
 import asyncio
-import random
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -437,74 +436,3 @@ def test_an_event_loop_that_ends_breaks_nothing() -> None:
         return waiting
 
     asyncio.run(enter()).close_all()
-
-
-TOPICS = 12
-ROUNDS = 40
-
-
-@pytest.mark.timeout(600)
-def test_no_wake_up_is_lost_among_many_pulls(system: System) -> None:
-    """Two processes' pulls come and go on shared topics, while others wait alone for one task each."""
-    center = system.center
-    names = [f"test.crowd{number}" for number in range(TOPICS)]
-    for number, name in enumerate(names):
-        center.store.topics.create(Topic(name, 30 + number, 4, delivery=Delivery.PULL, max_runtime=120))
-    center.catalog.refresh()
-    shared, lonely = names[: TOPICS // 2], names[TOPICS // 2 :]
-    dice = random.Random(1)
-    submitted: set[int] = set()
-    got: list[int] = []
-    done = threading.Event()
-
-    def submit(name: str, count: int) -> list[int]:
-        job_ids = center.submit_many(
-            [NewTask(name, dice.randrange(10**6), 0.01 + dice.random() / 5) for _ in range(count)]
-        )
-        submitted.update(job_ids)
-        return job_ids
-
-    async def settle(pulls: Pulls, some: list[HandedOut]) -> None:
-        got.extend(one.task.job_id for one in some)
-        assert set(await pulls.ack([one.lease for one in some])) <= {AckOutcome.ACKED}
-
-    async def come_and_go(pulls: Pulls) -> None:
-        while not done.is_set() or not submitted <= set(got):
-            some = await pulls.pull(
-                dice.sample(shared, dice.randint(1, 3)),
-                most=dice.choice((1, 1, 5, 100)),
-                wait=dice.choice((0, 0.01, 0.1, 0.5)),
-                ttr=LONG,
-            )
-            await settle(pulls, some)
-            await asyncio.sleep(dice.random() / 50)
-
-    async def wait_alone(pulls: Pulls, name: str) -> None:
-        for _ in range(ROUNDS):
-            call = asyncio.create_task(pulls.pull([name], wait=LONG, ttr=LONG))
-            await asyncio.sleep(dice.random() / 20)
-            (job_id,) = await asyncio.to_thread(submit, name, 1)
-            some = await call
-            assert [one.task.job_id for one in some] == [job_id]
-            await settle(pulls, some)
-
-    async def feed() -> None:
-        for _ in range(ROUNDS):
-            for name in shared:
-                await asyncio.to_thread(submit, name, dice.randint(1, 3))
-            await asyncio.sleep(dice.random() / 10)
-
-    async def steps() -> None:
-        secret = center.store.identity.lease_secret()
-        first, second = gateways = Pulls(center, secret), Pulls(center, secret)
-        guests = [asyncio.create_task(come_and_go(pulls)) for pulls in (first, second) for _ in range(6)]
-        waiting = [wait_alone(dice.choice((first, second)), name) for name in lonely]
-        await asyncio.gather(feed(), *waiting)
-        done.set()
-        async with asyncio.timeout(LONG):
-            await asyncio.gather(*guests)
-        for pulls in gateways:
-            await pulls.stop()
-
-    asyncio.run(steps())
-    assert sorted(got) == sorted(submitted), "each once"

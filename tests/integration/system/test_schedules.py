@@ -91,27 +91,6 @@ def bench(system: System, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     one.center.close()
 
 
-def test_its_tasks_come_when_they_should(bench: Bench) -> None:
-    made = bench.center.schedules.create(
-        "berlin", topic="test.sync", cron="30 2 * * *", zone="Europe/Berlin", attribute={"for": "you"}
-    )
-    assert made.next_time == datetime(2024, 3, 29, 1, 30, tzinfo=UTC)
-    bench.until(timedelta(days=4))
-    tasks = bench.tasks("berlin")
-    fires = [fire.nominal for fire in bench.center.schedules.preview("berlin", count=4, after=START)]
-    assert [task.scheduled_for for task in tasks] == [task.action_time for task in tasks] == fires
-    assert [fire.isoformat() for fire in fires] == [
-        "2024-03-29T02:30:00+01:00",
-        "2024-03-30T02:30:00+01:00",
-        "2024-03-31T03:00:00+02:00",
-        "2024-04-01T02:30:00+02:00",
-    ]
-    assert tasks[0].attribute == {"for": "you", "scheduled_for": "2024-03-29T01:30:00.000Z"}
-    seen = known(bench.center.schedules.get("berlin"))
-    assert (seen.fired, seen.skipped, seen.missed) == (4, 0, 0)
-    assert [each.name for each in bench.center.schedules.list()] == ["berlin"]
-
-
 def test_a_new_schedule_of_a_few_seconds_is_punctual_though_no_worker_was_told(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,16 +338,6 @@ def test_a_backfill_ends_with_its_schedule(
     assert len(bench.tasks("gone")) == 2
 
 
-def test_trigger_changes_nothing_else(bench: Bench) -> None:
-    schedules = bench.center.schedules
-    schedules.create("t", topic="test.sync", every=HOUR, attribute={"a": 1}, paused=True)
-    job_id = schedules.trigger("t")
-    task = known(bench.center.get(job_id))
-    assert (task.biz_id, task.attribute["a"], task.scheduled_for) == ("t", 1, START)
-    bench.until(3 * HOUR)
-    assert len(bench.tasks("t")) == 1
-
-
 def test_what_cannot_be_moved_on_holds_up_no_other(bench: Bench) -> None:
     schedules = bench.center.schedules
     with pytest.raises(UnknownTopic):
@@ -496,26 +465,3 @@ def test_where_its_zone_is_unknown_a_schedule_is_shown_named_and_can_be_changed(
     bench.clock.now += 86_400_000
     assert {line.of for line in schedule_lines(bench.center, topics)} == {"altered", "resumed", "every"}
     assert all("--topic TOPIC" in line.do for line in schedule_lines(bench.center, []))
-
-
-def test_schedules_at_rest_are_not_read(bench: Bench) -> None:
-    """A look asks each table for one entry of its index; no row is read before it must be looked at."""
-    for number in range(300):
-        definition = Definition(f"rest{number}", "test.sync", every=timedelta(days=300))
-        bench.center.store.schedules.create(definition, new_state(definition, number, bench.clock.now))
-    bench.until(timedelta(seconds=60), ended=False)  # none has a task that could end
-    read = 0
-    due = bench.center.store.schedules.due
-
-    def counted(*args: Any) -> Any:
-        nonlocal read
-        found = due(*args)
-        read += len(found.rows)
-        return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench.center.store.schedules, "due", counted)
-        bench.until(timedelta(hours=20), ended=False)
-        assert read == 0
-        bench.until(timedelta(hours=30), ended=False)
-        assert read == 300, "once a day each is planned anew, as the rules of its zone may have changed"

@@ -81,15 +81,6 @@ def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:
         assert gateway.call("GET", f"/v1/due?topic={SYNC}", token="one").body["total"]["hour"] == 1
         hidden = gateway.call("GET", f"/v1/due?topic={ASYNC}", token="one")
         assert (hidden.status, hidden.body["type"]) == (404, "/docs#unknown-topic")
-        shown = forks.run(["due"], env=system.env, directory=system.directory)
-        assert shown.returncode == 0, shown.stderr
-        assert [line.split()[:3] for line in shown.stdout.splitlines()[:3]] == [
-            ["topic", "overdue", "hour"], [ASYNC, "0", "2"], [SYNC, "0", "1"],
-        ]  # fmt: skip
-        assert "next hour (UTC)" in shown.stdout
-        assert "minutes were counted at most" in shown.stderr
-        asked = forks.run(["due", SYNC, "--json"], env=system.env, directory=system.directory)
-        assert json.loads(asked.stdout)["total"]["hour"] == 1
         what_if = gateway.call("GET", "/v1/due:what-if?pause=3600&rate=10", token="one").body
         assert (what_if["waiting"], what_if["capacity"]) == (1, None), "of its own topic alone"
         assert 0 < what_if["drain_seconds"] < 1
@@ -98,17 +89,6 @@ def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:
         for pause in (0, 7 * 86_400 + 1):
             refused = gateway.call("GET", f"/v1/due:what-if?pause={pause}")
             assert (refused.status, refused.body["field"]) == (422, "pause")
-        piled = forks.run(
-            ["due", ASYNC, "--what-if", "1h", "--rate", "1"], env=system.env, directory=system.directory
-        )
-        assert re.search(r"^waiting +2$", piled.stdout, re.MULTILINE), piled.stderr
-        assert re.search(r"^drain seconds +2.0$", piled.stdout, re.MULTILINE)
-        for words in (["--rate", "1"], ["--what-if", "0"], ["--what-if", "8d"]):
-            wrong = forks.run(["due", *words], env=system.env, directory=system.directory)
-            assert (wrong.returncode, wrong.stdout) == (2, ""), words
-        unknown = forks.run(["due", "no.topic"], env=system.env, directory=system.directory)
-        assert unknown.returncode == 2
-        assert "there is no topic 'no.topic'" in unknown.stderr
 
 
 def test_what_was_late_shortly_before_a_stop_is_counted(alone: System) -> None:
@@ -208,7 +188,7 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
     numbers = scrape(daemon)
     assert numbers["toc_lateness_seconds_sum", "test.sync"] > 0
 
-    # What the killed had counted stays, and nothing of it is left behind but that.
+    # What the killed had counted stays.
     killed = daemon.workers()
     before = total(numbers, "toc_step_duration_seconds_count", "prepare")
     for pid in killed:
@@ -218,10 +198,6 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
     assert counted() == ran
     assert total(scrape(daemon), "toc_step_duration_seconds_count", "prepare") >= before
 
-    def boards() -> int:
-        return Path(f"/proc/{daemon.process.pid}/maps").read_text().count("memfd:toc-metrics")
-
-    cluster.wait(lambda: boards() == len(daemon.workers()) == 2, "a board for each of those that live", 20)
     job_id = center.submit("test.sync", biz_id=1, delay=0.1, attribute={"die": 1})
     ran["toc_tries_total", "test.sync", "processed"] += 1
     ran["toc_tries_total", "test.sync", "crashed"] = 1
@@ -236,17 +212,9 @@ def test_counts_are_those_of_what_ran_also_after_a_worker_process_was_killed(clu
     cluster.wait(lambda: scrape(daemon).get(("toc_dead_tasks", "test.doomed")) == 5, "the dead are seen", 10)
     owned = "toc_slots", "test.sync", "owned"
     cluster.wait(lambda: scrape(daemon).get(owned) == 8, "the others have its slots", 10)
-    numbers = scrape(daemon)
-
-    def clocks() -> list[float]:
-        return [value for key, value in scrape(daemon).items() if key[0] == "toc_clock_difference_seconds"]
-
-    # As well as a round trip can tell: one that took a second is half a second wrong, the next one is not.
-    cluster.wait(lambda: all(abs(value) < 0.5 for value in clocks()), "the clocks agree", 30)
-    assert len(clocks()) == 4, "three Redis nodes, a database"
 
     # A drained host is ready all the same.
-    assert numbers["toc_drained",] == 0
+    assert scrape(daemon)["toc_drained",] == 0
     settings = cluster.settings
     with Operator(settings.zookeeper or "", cluster=settings.cluster) as operator:
         operator.want("drain", daemon.host, by="ann")

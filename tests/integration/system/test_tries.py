@@ -351,19 +351,10 @@ def _suspect(
 ) -> int:
     """A task that has been in flight when so many workers died."""
     job_id = system.center.submit(topic, biz_id=biz_id, delay=delay, attribute=attribute)
-    _accuse(system, [job_id], crashes, error)
+    row = system.row(job_id)
+    failure = Failure(job_id, row.version, 0, 0, 0, crashes, row.next_time, error)
+    assert system.center.store.fail([failure]) == {job_id: Guard.APPLIED}
     return job_id
-
-
-def _accuse(system: System, job_ids: list[int], crashes: int = 3, error: str = "the worker died") -> None:
-    store = system.center.store
-    guards = store.fail(
-        [
-            Failure(row.job_id, row.version, 0, 0, 0, crashes, row.next_time, error)
-            for row in store.read(job_ids).values()
-        ]
-    )
-    assert set(guards.values()) == {Guard.APPLIED}
 
 
 def _lives(pid: int) -> bool:

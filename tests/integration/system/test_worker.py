@@ -1,14 +1,11 @@
 """How worker processes treat handlers: how many run at once, what is taken for them,
 how long they may take."""
 
-import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +14,7 @@ from harness.hands import SLOT, TOPIC, Hands, Pair, submit_due
 from harness.patience import PATIENCE, until
 from harness.system import System
 
-from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus, Topic
-from toc.coordination.coordinator import SlotState
-from toc.coordination.operator import Operator
 from toc.index.messages import Peek, PrepareRequest
 from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable, StoreUnavailable
@@ -49,29 +43,6 @@ def test_a_second_sigterm_gives_back_what_runs_at_once(system: System) -> None:
     peek = system.center.queues.peek([slot])[slot]
     assert not isinstance(peek, Exception)
     assert (peek.store, peek.prepared) == (1, 0)
-
-
-def test_an_idle_daemon_costs_next_to_no_cpu(cluster: System) -> None:
-    cluster.create_topics(slots=256)
-    daemon = cluster.start(processes=2)
-    center = cluster.center
-    job_id = center.submit("test.sync", biz_id=1, delay=3)  # until then the first sweep has ended
-    cluster.wait(lambda: cluster.row(job_id).status == TaskStatus.PROCESSED, "it has run", 10)
-    settings = cluster.settings
-    with Operator(settings.zookeeper or "", cluster=settings.cluster) as operator:
-        cluster.wait(
-            lambda: {row.state for row in operator.slots()} == {SlotState.OWNED}, "all are claimed", 20
-        )
-    pids = [daemon.process.pid, *daemon.workers()]
-    before, began = sum(map(_cpu_seconds, pids)), time.monotonic()
-    time.sleep(3)  # what is measured
-    share = (sum(map(_cpu_seconds, pids)) - before) / (time.monotonic() - began)
-    assert share < 0.1, f"{share} of a core"
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def test_who_finds_that_a_process_must_be_replaced_does_not_mind_a_busy_main_thread(hands: Pair) -> None:
@@ -173,34 +144,6 @@ def test_a_stop_gives_back_coroutines_that_wait_for_their_turn(system: System) -
     assert 0 < begun < 5, "the first, and the next on a machine that is slow to stop it"
     assert len(left) == len(job_ids) - begun
     assert all(system.center.store.read(left)[job_id].attempts == 0 for job_id in left)
-
-
-def test_a_worker_whose_handlers_are_busy_asks_for_no_more(system: System, clean_redis: RedisServer) -> None:
-    """It is told when there is room; until then a slot that is known to be full is left alone."""
-    system.create_topics(slots=1, concurrency=1)
-    system.start(processes=1)
-    enough = system.directory / "enough"
-    tasks = [NewTask("test.sync", n, 0.5, attribute={"until": str(enough)}) for n in range(200)]
-    system.center.submit_many(tasks)
-    system.wait(lambda: bool(system.history()), "the first runs", 30)
-    asked = []
-    for _ in range(5):  # the first of them may count what was asked before it ran
-        before = _scripts_run(clean_redis)
-        time.sleep(0.5)
-        asked.append(_scripts_run(clean_redis) - before)
-    assert len(system.history()) == 1, "it runs all the time"
-    enough.touch()
-    assert asked[-1] < 100, asked
-
-
-def _scripts_run(server: RedisServer) -> int:
-    reply = server.call("INFO", "commandstats")
-    lines = reply.decode().splitlines() if isinstance(reply, bytes) else str(reply).splitlines()
-    return sum(
-        int(line.partition("calls=")[2].partition(",")[0])
-        for line in lines
-        if line.startswith("cmdstat_evalsha:")
-    )
 
 
 # What a worker has taken and not finished is bounded, whatever is slow: if it dies, others wait for that.
