@@ -7,24 +7,22 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
-import typer
 from cryptography.fernet import Fernet
 from fault.conftest import Case
 from fault.kit.commands import Commands, Ended
 from harness import forks
 from harness.forks import CLOSED, FULL, GONE
 from harness.refused import COMMANDS as COMMANDS_REFUSED
+from reference_page import commands
 
 from benchmarks.local import RedisServer, ZooKeeper
 from benchmarks.private import free_port
-from toc.cli.main import app
 
 JOB_ID = "912510244313854036"
 WORDS = {
@@ -61,15 +59,7 @@ WORDS = {
 """What a command needs to do something. One that is not here is run without arguments."""
 
 
-def _commands(group: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    for part, command in group.commands.items():
-        if hasattr(command, "commands"):
-            yield from _commands(command, f"{name}{part} ")
-        else:
-            yield f"{name}{part}", command
-
-
-COMMANDS = dict(_commands(typer.main.get_command(app)))
+COMMANDS = {name.removeprefix("toc "): command for name, command in commands()}
 OUTPUTS = (".stdin", ".stdout", ".stderr")
 JSON = {name for name, command in COMMANDS.items() if "--json" in [param.opts[0] for param in command.params]}
 

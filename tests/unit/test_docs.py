@@ -62,7 +62,7 @@ def test_commands_in_the_documentation_are_commands_with_such_options() -> None:
             if kind:  # else it is what a command prints
                 lines.update(re.findall(r"(?:^|\$\()(toc [^\n)]+)", text, re.MULTILINE))
     assert len(lines) > 100
-    names = [*COMMANDS, *_groups()]
+    names = [*COMMANDS, *({name.rpartition(" ")[0] for name in COMMANDS} - {"toc"})]
     for line in lines:
         words = shlex.split(line, comments=True)
         # Words in capitals stand for the reader's own; a lone COMMAND stands for any.
@@ -90,10 +90,6 @@ def test_requests_in_the_documentation_are_calls_with_such_fields() -> None:
         if len(words) > 1 and not getattr(given, "raw", False):
             assert call.body is not None, f"it has no body: {line}"
             call.body.model_validate_json(words[1])
-
-
-def _groups() -> set[str]:
-    return {name.rpartition(" ")[0] for name in COMMANDS} - {"toc"}
 
 
 def test_every_log_event_is_documented_with_its_level() -> None:
