@@ -53,6 +53,25 @@ def test_whatever_exit_code_a_handler_ends_its_process_with_the_daemon_lives_on(
 
 
 @pytest.mark.slow
+def test_a_task_that_ends_every_process_with_the_code_of_an_orderly_end_dies_of_it(case: Case) -> None:
+    line, system = case.begin(30, "a handler ends its process", "each time, with 0 and 2")
+    daemon = system.start(processes=2, app=APP)
+    with Load(system.client, rate=30):
+        job_ids = [
+            system.client.submit("test.sync", biz_id=n, delay=0.2, attribute={"deed": deed, "deeds": 99})
+            for n, deed in enumerate(("exit 0", "exit 2"))
+        ]
+        system.wait(lambda: not system.pending(job_ids), "both are dead", 60)
+    rows = system.center.store.read(job_ids)
+    errors = [rows[job_id].last_error or "" for job_id in job_ids]
+    died = len(daemon.events("worker_died"))
+    line.prove(died >= 3, f"{died} processes died; the last errors: {'; '.join(errors)}")
+    assert [error.rpartition("alone ")[2] for error in errors] == ["(exit code 0)", "(exit code 2)"]
+    assert daemon.process.poll() is None
+    line.judge(system, within=60, at_most=120 * died, crash_limit=3)
+
+
+@pytest.mark.slow
 def test_an_application_that_cannot_be_loaded_for_a_while_is_tried_again_once_it_could(case: Case) -> None:
     line, system = case.begin(30, "files replaced under a daemon", "half-written, then whole")
     shop = system.directory / "shop.py"
