@@ -18,11 +18,11 @@ from fault.kit.proxy import Proxy, through
 from harness.patience import until
 from harness.rows import known
 from harness.system import System
-from harness.tables import raw
+from harness.tables import raw, task_tables
 
 from benchmarks.local import RedisServer
-from toc import NewTask, TimeoutCenter
-from toc.model.errors import StoreUnavailable, TocError
+from toc import NewTask, TaskStatus, TimeoutCenter
+from toc.model.errors import StoreUnavailable, TocError, UnreadableTask
 from toc.model.topic import Slot
 from toc.operate import doctor
 from toc.store.servers.mysql import MySqlServer
@@ -342,3 +342,27 @@ def test_a_batch_above_a_packet_is_a_named_error_and_results_of_many_packets_are
         with raw(case.mariadb.url) as connection:
             connection.exec_driver_sql(f"SET GLOBAL max_allowed_packet = {limit}")
     line.prove(sizes[-1] > 2 * 0xFFFFFF, f"results of up to {sizes[-1]:,} bytes")
+
+
+def test_a_row_that_cannot_be_read_harms_its_own_task_alone(case: Case) -> None:
+    line = case.verdict(40, "a row that somebody has damaged")
+    system = case.build(databases=1, tables=1, topic_retries=2, topic_backoff_base=0.1)
+    ids = system.client.submit_many([NewTask("test.batch", n, 2.0) for n in range(30)])
+    bad = {ids[3]: "attribute = '{\"n\":'", ids[4]: "attribute = '[1]'", ids[5]: "biz_key = X'ff00'"}
+    with raw(system.settings) as connection:
+        for job_id, change in bad.items():
+            (table,) = task_tables(system.settings)
+            connection.exec_driver_sql(f"UPDATE {table} SET {change} WHERE job_id = {job_id}")
+    with pytest.raises(UnreadableTask, match=str(ids[3])):
+        system.center.get(ids[3])
+    daemon = system.start()
+    workers = daemon.workers()
+
+    def statuses() -> Counter[int]:
+        return Counter(row.status for row in system.center.store.read(ids).values())
+
+    system.wait(lambda: statuses()[TaskStatus.PENDING] == 0, "all have ended", 30)
+    assert statuses() == {TaskStatus.PROCESSED: 28, TaskStatus.DEAD: 2}
+    assert daemon.workers() == workers
+    assert system.not_run_once([job_id for job_id in ids if job_id not in bad]) == {}
+    line.prove(True, "two attributes that are no JSON object, a biz_key that is no UTF-8")
