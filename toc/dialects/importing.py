@@ -65,16 +65,14 @@ class Report:
         self.examples.setdefault(one.why, one.key)
 
     def count(self, one: Found, outcome: PutOutcome | Passed | None) -> None:
-        """Count a job that was to be taken over."""
+        """Count a job that was to be taken over. None: a task of its id has another content."""
+        self.imported += outcome is PutOutcome.NEW
+        self.there_before += outcome is PutOutcome.KEPT
         if outcome is None:
             self.different += 1
             self.examples.setdefault(DIFFERENT, one.key)
         elif isinstance(outcome, Passed):
             self.pass_by(outcome)
-        elif outcome is PutOutcome.NEW:
-            self.imported += 1
-        else:
-            self.there_before += 1
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Changes of many tasks, in chunks; and bulk jobs, which make them step by step, in gateway processes or by
+"""Changes of up to a thousand tasks at once; and bulk jobs, which make them step by step, in gateways or by
 the command that made one.
 
 To do it twice is harmless: a task that is cancelled, rescheduled, redriven or purged twice has the same
@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -36,8 +36,6 @@ from toc.store.tasks.select import Selection
 
 log = get_logger(__name__)
 
-CHUNK = 500
-"""At most this many tasks at once: transactions and scripts stay short."""
 STEP = 100
 """Most tasks that one step does."""
 STEPS_PER_SECOND = 5
@@ -57,7 +55,7 @@ GROWTH, LEAST_GROWTH = 0.1, 10
 """By which share, or how many, tasks may have become more since whoever confirms has seen their number."""
 
 
-# --- to many tasks, in chunks
+# --- to some tasks at once: all in one transaction per server
 
 
 def redrive(
@@ -70,22 +68,20 @@ def redrive(
     the sweep, because Redis is out of reach. Raises StoreUnavailable.
     """
     topics = {topic.biz_type: topic for topic in center.store.topics.list()}
-    counts = {"redriven": 0, "not_indexed_yet": 0}
-    for chunk in _chunks(job_ids):
-        rows = center.store.redrive(chunk, center.clock.now_ms(), tries=tries, expires_at=expires_at)
-        entries: dict[Slot, list[tuple[int, float]]] = {}
-        for row in rows:
-            topic = topics.get(row.biz_type)
-            if topic is None:
-                counts["not_indexed_yet"] += 1  # its topic was removed: no worker consumes its slot
-                continue
-            entry = row.job_id, entry_score(topic, row.next_time, 0)
-            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(entry)
-        for slot, reply in center.queues.redrive(entries).items():
-            if isinstance(reply, IndexUnavailable):
-                counts["not_indexed_yet"] += len(entries[slot])
-        counts["redriven"] += len(rows)
-    return counts
+    rows = center.store.redrive(job_ids, center.clock.now_ms(), tries=tries, expires_at=expires_at)
+    entries: dict[Slot, list[tuple[int, float]]] = {}
+    later = 0
+    for row in rows:
+        topic = topics.get(row.biz_type)
+        if topic is None:
+            later += 1  # its topic was removed: no worker consumes its slot
+            continue
+        entry = row.job_id, entry_score(topic, row.next_time, 0)
+        entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(entry)
+    for slot, reply in center.queues.redrive(entries).items():
+        if isinstance(reply, IndexUnavailable):
+            later += len(entries[slot])
+    return {"redriven": len(rows), "not_indexed_yet": later}
 
 
 def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[str, int]:
@@ -96,36 +92,24 @@ def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[str, int]:
     Leaves a task alone that was redriven meanwhile.
     """
     topics = {topic.biz_type: topic for topic in center.store.topics.list()}
-    counts = {"purged": 0, "left": 0}
-    for chunk in _chunks(job_ids):
-        rows = [row for row in center.store.read(chunk).values() if row.status == TaskStatus.DEAD]
-        sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in rows}
-        entries: dict[Slot, list[int]] = {}
-        for row in rows:
-            topic = topics.get(row.biz_type)
-            if topic is not None:  # else its topic was removed, and the sweep knows no slot for it either
-                entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(row.job_id)
-        for slot, removed in center.queues.purge_dead(entries).items():
-            if isinstance(removed, IndexUnavailable):
-                counts["left"] += len(entries[slot])
-                for job_id in entries[slot]:
-                    del sizes[job_id]
-        counts["purged"] += center.store.delete_ended(sizes, [TaskStatus.DEAD])
-    return counts
+    rows = [row for row in center.store.read(job_ids).values() if row.status == TaskStatus.DEAD]
+    sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in rows}
+    entries: dict[Slot, list[int]] = {}
+    for row in rows:
+        topic = topics.get(row.biz_type)
+        if topic is not None:  # else its topic was removed, and the sweep knows no slot for it either
+            entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(row.job_id)
+    for slot, removed in center.queues.purge_dead(entries).items():
+        if isinstance(removed, IndexUnavailable):
+            for job_id in entries[slot]:
+                del sizes[job_id]
+    purged = center.store.delete_ended(sizes, [TaskStatus.DEAD])
+    return {"purged": purged, "left": len(rows) - len(sizes)}
 
 
 def cancel(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
-    """Cancel tasks, a chunk in one transaction per server. Returns the outcome of each."""
-    changes = Changes(center)
-    found: dict[int, CancelOutcome] = {}
-    for chunk in _chunks(job_ids):
-        found |= changes.cancel(chunk)
-    return found
-
-
-def _chunks(job_ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    for first in range(0, len(job_ids), CHUNK):
-        yield job_ids[first : first + CHUNK]
+    """Cancel tasks, in one transaction per server. Returns the outcome of each."""
+    return Changes(center).cancel(job_ids)
 
 
 # --- jobs
