@@ -197,11 +197,14 @@ PIPE_CLOSED = 128 + signal.SIGPIPE
 
 
 class _Stream(io.FileIO):
-    """Writes to a descriptor and never raises: ``lost`` holds the error that a write met."""
+    """Writes to a descriptor and never raises: ``lost`` holds the error that a write met, after which nothing
+    is written: output after a gap is of no use."""
 
     lost: OSError | None = None
 
     def write(self, data: Any, /) -> int:
+        if self.lost is not None:
+            return len(data)
         try:
             while (written := super().write(data)) is None:  # another program made it non-blocking
                 select.select([], [self], [])
@@ -209,13 +212,6 @@ class _Stream(io.FileIO):
             self.lost = exc
             return len(data)
         return written
-
-
-class _Stdout(_Stream):
-    """Writes nothing after the first error: output after a gap is of no use."""
-
-    def write(self, data: Any, /) -> int:
-        return super().write(data) if self.lost is None else len(data)
 
 
 def prepare() -> None:
@@ -230,13 +226,13 @@ def prepare() -> None:
     # A closed stdout is replaced by a file that can only be read: writing fails, as it would on a
     # closed file.
     out = os.open(os.devnull, os.O_RDONLY) if 1 in closed else 1
-    sys.stdout = _text(_Stdout(out, "w", closefd=False), sys.stdout)
+    sys.stdout = _text(_Stream(out, "w", closefd=False), sys.stdout)
     sys.stderr = _text(_Stream(2, "w", closefd=False), sys.stderr, line_buffering=True)
 
 
 def stdout_lost() -> OSError | None:
     """Return why the output so far could not be written; None if it could, or without ``prepare``."""
-    if isinstance(raw := getattr(getattr(sys.stdout, "buffer", None), "raw", None), _Stdout):
+    if isinstance(raw := getattr(getattr(sys.stdout, "buffer", None), "raw", None), _Stream):
         sys.stdout.flush()
         return raw.lost
     return None
