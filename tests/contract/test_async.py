@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -24,7 +24,9 @@ from benchmarks.local import MariaDB
 from toc import AsyncTimeoutCenter, CancelOutcome, NewTask, RescheduleOutcome, Task, TimeoutCenter, TocError
 from toc.model import errors
 from toc.model.sharding import BizId
+from toc.model.task import Submission
 from toc.sdk.async_client import AsyncSchedules, AsyncTargets
+from toc.sdk.batcher import Batcher
 from toc.sdk.handlers import Registry
 from toc.sdk.schedules import Schedules
 from toc.sdk.targets import Targets
@@ -86,6 +88,31 @@ def test_many_in_flight_share_commits_and_each_has_its_own_outcome(contract: Con
         assert task.body == b"whole"
 
     run(contract, steps)
+
+
+async def test_the_callers_of_a_batch_go_together_in_the_next(
+    contract: Contract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of them to be answered does not go alone, nor any who asks before the next batch begins."""
+    topic, store = contract.center.catalog.get("c.plain"), contract.center.store
+    sizes: list[int] = []
+
+    def counted(tasks: Sequence[Submission], put_each: Any = store.put_each) -> Any:
+        sizes.append(len(tasks))
+        return put_each(tasks)
+
+    monkeypatch.setattr(store, "put_each", counted)
+    batcher = Batcher(contract.center)
+
+    async def work() -> None:
+        for n in range(5):
+            one = await batcher.checked(NewTask("c.plain", n, 3600), topic=topic)
+            assert isinstance(one, Submission)
+            await batcher.store(one)
+
+    await asyncio.gather(*(work() for _ in range(64)))
+    await batcher.close()
+    assert sizes == [64] * 5
 
 
 def test_a_schedule_and_a_target_are_made_and_found(contract: Contract) -> None:

@@ -18,10 +18,11 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Generic, TypeVar
 
 from toc.failpoint import failpoint
@@ -69,7 +70,8 @@ class _Pending(Generic[Item]):
     size: int
     answer: asyncio.Future[Any]
     """Done once its caller has an answer, or has left."""
-    sent: bool = False
+    until: float
+    """When its caller gets an error instead, by the clock of the event loop."""
 
 
 class _Line(Generic[Item]):
@@ -77,24 +79,27 @@ class _Line(Generic[Item]):
     hold up the calls after it."""
 
     def __init__(self) -> None:
-        self._calls: deque[deque[_Pending[Item]]] = deque()
-        """What is left of each call, at least one item."""
+        self._calls: deque[list[_Pending[Item]]] = deque()
+        """What is left of each call, at least one item, the last one first."""
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def add(self, asked: Iterable[_Pending[Item]]) -> None:
+    def __iter__(self) -> Iterator[_Pending[Item]]:
+        return chain.from_iterable(self._calls)
+
+    def add(self, asked: list[_Pending[Item]]) -> None:
         """Add items of a call."""
-        if call := deque(asked):
-            self._calls.append(call)
-            self._count += len(call)
+        if asked:
+            self._calls.append(asked[::-1])
+            self._count += len(asked)
 
     def next(self) -> _Pending[Item]:
         """Take the item whose turn it is, of a line that is not empty."""
         self._count -= 1
         call = self._calls.popleft()
-        asked = call.popleft()
+        asked = call.pop()
         if call:
             self._calls.append(call)
         return asked
@@ -122,38 +127,52 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._threads = Threads(4 * UNDER_WAY, f"toc-{name}-{server}")
         self._waiting = _Line[Item]()
         self._apart = _Line[Item]()
+        self._asked: set[_Pending[Item]] = set()
+        """Who waits for an answer; perhaps some who have left."""
         self._bytes = 0
         """Those that wait or are under way."""
         self._open: set[_Batch[Item]] = set()
         """Batches under way, not answered yet."""
         self._busy = 0
         """Threads at work: for batches under way, and for what follows the answers."""
+        self._pumps = False
+        """Whether ``_pump`` is called once those who can run now have asked."""
+        self._watched = False
+        """Whether ``_give_up`` is called at the time of whoever has waited longest."""
 
     async def ask(self, item: Item, size: int) -> Outcome:
         """Return the outcome for the item. Raises it if it is an error; Busy if too much waits already."""
-        (outcome,) = await self.ask_many([(item, size)])
+        (answer,) = self.line_up([(item, size)])
+        outcome = await answer
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
 
-    async def ask_many(self, items: Sequence[tuple[Item, int]]) -> list[Outcome | TocError]:
-        """Return the outcome of each item, given with its size. Raises StoreUnavailable or Busy for all."""
-        size = sum(size for _, size in items)
+    def line_up(self, items: Iterable[tuple[Item, int]]) -> list[asyncio.Future[Outcome | TocError]]:
+        """Let items wait, each given with its size. Returns their outcomes to come: for all StoreUnavailable
+        or Busy, and at once, if these are refused."""
+        until = self._loop.time() + GIVE_UP_SECONDS
+        asked = [_Pending(item, size, self._loop.create_future(), until) for item, size in items]
+        total = self._bytes + sum([one.size for one in asked])
         waiting = len(self._waiting) + len(self._apart)
-        if (error := self._center.store.away(self._server)) is not None:
-            raise StoreUnavailable(str(error))
-        if waiting and (waiting + len(items) > MAX_WAITING or self._bytes + size > MAX_WAITING_BYTES):
-            raise Busy("too many requests wait for a database server; try again in a moment")
-        asked = [_Pending(item, size, self._loop.create_future()) for item, size in items]
-        self._bytes += size
-        self._waiting.add(one for one in asked if one.size <= LARGE_BYTES)
-        self._apart.add(one for one in asked if one.size > LARGE_BYTES)
-        self._pump()
-        timer = self._loop.call_later(GIVE_UP_SECONDS, self._give_up, asked)
-        try:
-            return [await one.answer for one in asked]
-        finally:
-            timer.cancel()
+        refused: TocError | None = None
+        if (away := self._center.store.away(self._server)) is not None:
+            refused = StoreUnavailable(str(away))
+        elif waiting and (waiting + len(asked) > MAX_WAITING or total > MAX_WAITING_BYTES):
+            refused = Busy("too many requests wait for a database server; try again in a moment")
+        if refused is not None:
+            for one in asked:
+                one.answer.set_result(refused)
+            return [one.answer for one in asked]
+        self._bytes = total
+        self._asked.update(asked)
+        self._waiting.add([one for one in asked if one.size <= LARGE_BYTES])
+        self._apart.add([one for one in asked if one.size > LARGE_BYTES])
+        self._pump_soon()
+        if not self._watched:
+            self._watched = True
+            self._loop.call_at(until, self._give_up)
+        return [one.answer for one in asked]
 
     @property
     def idle(self) -> bool:
@@ -172,17 +191,25 @@ class ServerBatcher(Generic[Item, Outcome]):
 
     # --- on the event loop
 
+    def _pump_soon(self) -> None:
+        """Start what can be started, after those who can run now, such as callers of the last batch, have
+        asked: what they ask goes together."""
+        if not self._pumps:
+            self._pumps = True
+            self._loop.call_soon(self._pump)
+
     def _next(self, line: _Line[Item]) -> _Pending[Item] | None:
         """Take the next item whose caller waits for it, if there is one."""
         while line:
             asked = line.next()
             if not asked.answer.done():
                 return asked
-            self._bytes -= asked.size
+            self._settle(asked, None)
         return None
 
     def _pump(self) -> None:
         """Start what can be started now."""
+        self._pumps = False
         while sum(batch.alone for batch in self._open) < UNDER_WAY and (one := self._next(self._apart)):
             self._start([one], alone=True)
         while self._waiting and self._may_start():
@@ -206,8 +233,6 @@ class ServerBatcher(Generic[Item, Outcome]):
             for one in asked:
                 self._settle(one, Busy("this process can start no further thread; try again in a moment"))
             return
-        for one in asked:
-            one.sent = True
         self._busy += 1
         self._open.add(batch)
         self._loop.call_later(PATIENCE_SECONDS, self._be_late, batch)
@@ -223,23 +248,28 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._open.discard(batch)
         for asked, outcome in zip(batch.asked, outcomes, strict=True):
             if outcome is APART and not batch.alone:
-                asked.sent = False
                 self._apart.add([asked])
             else:
                 self._settle(asked, outcome)
-        self._pump()
+        self._pump_soon()
 
     def _settle(self, asked: _Pending[Item], outcome: Any) -> None:
         self._bytes -= asked.size
+        self._asked.discard(asked)
         if not asked.answer.done():
             asked.answer.set_result(outcome)
 
-    def _give_up(self, asked: Sequence[_Pending[Item]]) -> None:
+    def _give_up(self) -> None:
         """Answer who has waited too long. What was not sent yet is not sent any more."""
         late = Busy("what came before holds up the database; try again in a moment")
-        for one in asked:
-            if not one.answer.done():
-                one.answer.set_result(self._given_up(one.item) if one.sent else late)
+        waiting, now = {*self._waiting, *self._apart}, self._loop.time()
+        for one in self._asked:
+            if one.until <= now and not one.answer.done():
+                one.answer.set_result(late if one in waiting else self._given_up(one.item))
+        self._asked = {one for one in self._asked if not one.answer.done()}
+        self._watched = bool(self._asked)
+        if self._watched:
+            self._loop.call_at(min(one.until for one in self._asked), self._give_up)
 
     def _ended(self) -> None:
         self._busy -= 1
@@ -272,22 +302,13 @@ async def ask_each(
     asked: Sequence[tuple[ServerBatcher[Item, Outcome], Item, int]],
 ) -> list[Outcome | TocError]:
     """Return the outcome of each item, given with its batcher and size."""
-    outcomes: list[Any] = [None] * len(asked)
-    by_batcher: dict[ServerBatcher[Item, Outcome], list[int]] = {}
-    for index, (batcher, _, _) in enumerate(asked):
-        by_batcher.setdefault(batcher, []).append(index)
-
-    async def ask(batcher: ServerBatcher[Item, Outcome], part: list[int]) -> None:
-        found: list[Outcome | TocError]
-        try:
-            found = await batcher.ask_many([asked[index][1:] for index in part])
-        except TocError as exc:
-            found = [exc] * len(part)
-        for index, outcome in zip(part, found, strict=True):
-            outcomes[index] = outcome
-
-    await asyncio.gather(*(ask(batcher, part) for batcher, part in by_batcher.items()))
-    return outcomes
+    by_batcher: dict[ServerBatcher[Item, Outcome], dict[int, tuple[Item, int]]] = {}
+    for number, (batcher, item, size) in enumerate(asked):
+        by_batcher.setdefault(batcher, {})[number] = item, size
+    answers: dict[int, asyncio.Future[Outcome | TocError]] = {}
+    for batcher, items in by_batcher.items():
+        answers |= zip(items, batcher.line_up(items.values()), strict=True)
+    return [await answers[number] for number in range(len(asked))]
 
 
 def not_answered(_item: object) -> TocError:
