@@ -495,8 +495,7 @@ class MySqlServer(DatabaseServer):
 
     def instant(self, milliseconds: int) -> str:
         """A DATETIME literal."""
-        second, millisecond = divmod(milliseconds, 1000)
-        return f"'{_second(second)}.{millisecond:03d}'"
+        return _instant(milliseconds)
 
     def from_now(self, milliseconds: int) -> str:
         """An instant this many ms after now. A caller's session may have another zone than ours."""
@@ -528,6 +527,7 @@ class MySqlServer(DatabaseServer):
 
 
 @lru_cache(4096)
-def _second(second: int) -> str:
-    """A second as SQL text. Rows that are written together share few."""
-    return str(_EPOCH + timedelta(seconds=second))
+def _instant(milliseconds: int) -> str:
+    """An instant as SQL text. Rows that are written together share many."""
+    at = _EPOCH + timedelta(0, 0, milliseconds * 1000)
+    return f"'{at.isoformat(' ', 'milliseconds')}'"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from functools import cache
 from typing import Any, TypeVar
 
 from toc.model.task import TaskRow
@@ -23,9 +22,14 @@ _NUMBERS = tuple(
     for place, name in enumerate(TaskRow._fields)
     if name not in ("biz_key", "attribute", "dedup_key", "last_error", "body_length", "body_sha256", "late")
 )
-_COLUMNS = ",".join(TaskRow._fields[:-2])
-_VALUES = "(%d,%d,%s,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s,%s,%s,%d,%s,%d,%s)"
-"""A row of them: %d accepts only a number; a nullable value is NULL or the placeholder of a parameter."""
+_COLUMNS = (
+    "job_id,biz_id,biz_type,status,action_time,next_time,attribute,version,attempts,crashes,slot_crc,slot_amount,"
+    "gmt_create,gmt_modified"
+)
+_VALUES = "%d,%d,%d,%d,%s,%s,%%s,%d,%d,%d,%d,%d,%s,%s"
+"""Their values: %d accepts only a number, and %%s stands for a parameter."""
+_RARE_COLUMNS = ",biz_key,dedup_key,last_error,tries,expires_at,expired,body_length,body_sha256"
+_RARE_DEFAULTS = ",NULL,NULL,NULL,0,NULL,0,NULL,NULL"
 
 UNION = 400
 """Selects in one UNION ALL; SQLite takes at most 500."""
@@ -171,36 +175,40 @@ def select_by_dedup(
 
 
 def insert(server: DatabaseServer, name: str, rows: Sequence[TaskRow]) -> Statement:
-    """Return one INSERT of many rows into one table."""
+    """Return one INSERT of many new rows into one table.
+
+    Columns that all of them leave at their defaults are left out: a batch has a statement for each table, and
+    the server takes longer to read its text than to store a row.
+    """
     values: list[str] = []
+    rare: list[str] = []
     params: list[str | bytes] = []
-    # Rows that are written together share many.
-    instant = server.instant if len(rows) == 1 else cache(server.instant)
+    instant = server.instant
     for row in rows:
         # Unpacked at once: access to each field by name costs as much as writing the SQL.
         (job_id, biz_id, biz_key, biz_type, status, action_time, next_time, attribute, version, attempts,
          crashes, slot_crc, slot_amount, dedup_key, last_error, created, modified,
          tries, expires_at, expired, body_length, body_sha256, *_) = row  # fmt: skip
-        key = dedup = error = "NULL"
-        if biz_key is not None:
-            key = "%s"
-            params.append(biz_key.encode())
-        params.append(attribute)
-        if dedup_key is not None:
-            dedup = "%s"
-            params.append(dedup_key.encode())
-        if last_error is not None:
-            error = "%s"
-            params.append(last_error)
-        expiry = instant(expires_at) if expires_at else "NULL"
-        body = "NULL,NULL" if body_sha256 is None else f"{body_length:d},{literal(body_sha256)}"
         values.append(
             _VALUES
-            % (job_id, biz_id, key, biz_type, status, instant(action_time), instant(next_time), version,
-               attempts, crashes, slot_crc, slot_amount, dedup, error, instant(created), instant(modified),
-               tries, expiry, expired, body)
+            % (job_id, biz_id, biz_type, status, instant(action_time), instant(next_time), version, attempts,
+               crashes, slot_crc, slot_amount, instant(created), instant(modified))
         )  # fmt: skip
-    return Statement(f"INSERT INTO {name} ({_COLUMNS}) VALUES {','.join(values)}", params)
+        params.append(attribute)
+        if not (biz_key or dedup_key or last_error or tries or expires_at or expired or body_sha256):
+            rare.append("")
+            continue
+        texts = biz_key and biz_key.encode(), dedup_key and dedup_key.encode(), last_error
+        key, dedup, error = ("NULL" if one is None else "%s" for one in texts)
+        params += [one for one in texts if one is not None]
+        expiry = instant(expires_at) if expires_at else "NULL"
+        body = f"{body_length:d},{literal(body_sha256)}" if body_sha256 else "NULL,NULL"
+        rare.append(f",{key},{dedup},{error},{tries:d},{expiry},{expired:d},{body}")
+    columns = _COLUMNS
+    if any(rare):
+        columns += _RARE_COLUMNS
+        values = [plain + (more or _RARE_DEFAULTS) for plain, more in zip(values, rare, strict=True)]
+    return Statement(f"INSERT INTO {name} ({columns}) VALUES ({'),('.join(values)})", params)
 
 
 def insert_if(server: DatabaseServer, name: str, row: TaskRow, source: Statement) -> Statement:

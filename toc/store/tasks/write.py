@@ -339,7 +339,7 @@ class Writer:
             if isinstance(plan, Stored):
                 work.settle(n, plan)
                 continue
-            if many:
+            if many and not (one.row.dedup_key is None and one.request is None):
                 keys = {self._name(one.row), one.request and one.request.key} - {None}
                 if keys & used:  # later
                     continue
