@@ -3,7 +3,8 @@
 ``python -m benchmarks.doors [--seconds N] [--rounds N] [--only NAME]`` starts MariaDB (each commit on disk),
 Redis and a gateway, loads it from this process, and prints the medians of all rounds as JSON. ``empty`` is a
 route that does nothing (/healthz): the floor of the same stack in the same run. ``--only webhook`` measures
-what begins so, and ``empty``. ``--peer`` measures BullMQ behind an equally thin route of node's http server
+what begins so, and ``empty``. ``async SDK floor`` is what the servers alone need for as many tasks: the floor
+of the asynchronous SDK. ``--peer`` measures BullMQ behind an equally thin route of node's http server
 too; its Redis syncs its log once a second, not for each commit.
 """
 
@@ -16,6 +17,7 @@ import os
 import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,19 +28,28 @@ from pathlib import Path
 from typing import Any
 
 import httptools
+import pymysql
 import uvloop
 from cryptography.fernet import Fernet
+from pymysql.constants import CLIENT
+from sqlalchemy.engine import make_url
 
-from benchmarks import processes, stats, webhooks
+from benchmarks import processes, resp, stats, webhooks
 from benchmarks.catalog import ENTRIES
 from benchmarks.environment import python_of
 from benchmarks.local import MariaDB, RedisServer
 from toc import AsyncTimeoutCenter, NewTask, Settings, TimeoutCenter, Topic
 from toc.dev.local import until
 from toc.model.access import Role
+from toc.model.clock import Clock
+from toc.model.sharding import table_of_job
+from toc.model.task import TaskRow
 from toc.model.topic import Delivery
 from toc.operate.tokens import create_token
+from toc.sdk.submission import RowMaker
 from toc.store.migrate import Migrator
+from toc.store.servers.mysql import MySqlServer
+from toc.store.tasks import rows as sql
 
 CONNECTIONS = 64
 RATE = 500
@@ -49,6 +60,8 @@ PAIRS = 256
 """Connections that pull and ack one by one."""
 IN_FLIGHT = 256
 """Submits of the asynchronous SDK at once."""
+FLOOR_RATE = 20_000
+"""Tasks a second of its floor, about."""
 IMPORT = "import time; a = time.perf_counter(); from toc import TimeoutCenter; print(time.perf_counter() - a)"
 BULLMQ = Path(__file__).parent / "peers" / "bullmq"
 
@@ -131,6 +144,46 @@ async def awaited(settings: Settings, seconds: float) -> list[float]:
         end = time.perf_counter() + seconds
         await asyncio.gather(*(work() for _ in range(IN_FLIGHT)))
     return took
+
+
+async def floor(stage: Stage, seconds: float, mark: Mark) -> list[float]:
+    """The INSERTs of as many tasks at once, written before, over one bare connection, and a ZADD after each
+    commit."""
+    topic, rows_of = stage.center.catalog.get("bench"), RowMaker(Clock(), 7200, 0)
+    url = make_url(stage.mariadb.url)
+    connection = pymysql.connect(
+        host=url.host, port=url.port or 0, user=url.username, password=url.password or "",
+        autocommit=True, client_flag=CLIENT.MULTI_STATEMENTS,
+    )  # fmt: skip
+    ready: list[tuple[str, list[str | int]]] = []
+    dialect = MySqlServer(url, [])
+    with connection.cursor() as cursor, socket.create_connection(("127.0.0.1", stage.redis.port)) as redis:
+        for _ in range(int(FLOOR_RATE * seconds / IN_FLIGHT)):
+            by_table: dict[int, list[TaskRow]] = {}
+            entries: list[str | int] = []
+            for _ in range(IN_FLIGHT):
+                task = NewTask("bench", random.randrange(10**9), 3600, attribute={"n": 1})
+                row = rows_of.submission(task, lambda _: topic).row
+                by_table.setdefault(table_of_job(row.job_id, TABLES), []).append(row)
+                entries += [row.next_time, row.job_id]
+            inserts = [
+                sql.insert(dialect, stage.center.store.name_of(one), by_table[one])
+                for one in sorted(by_table)
+            ]
+            texts = [cursor.mogrify(insert.sql, insert.params) for insert in inserts]
+            ready.append((";".join(["START TRANSACTION", *texts, "COMMIT"]), entries))
+        stream = redis.makefile("rwb")
+        mark()
+        began = time.perf_counter()
+        for text, entries in ready:
+            cursor.execute(text)
+            while cursor.nextset():
+                pass
+            resp.ask(stream, "ZADD", "floor", *entries)
+        took = time.perf_counter() - began
+        mark()
+    connection.close()
+    return [took / len(ready)] * (len(ready) * IN_FLIGHT)
 
 
 async def open_loop(
@@ -310,7 +363,8 @@ class Stage:
         http = [pid for pid in processes.tree(self.gateway.pid) if _is_http(pid)]
         mariadb = processes.tree(self.pids()["mariadb"])
         used = {"gateway": processes.cpu_seconds(http), "mariadb": processes.cpu_seconds(mariadb)}
-        return used | {"client": time.process_time()}
+        redis = processes.cpu_seconds([self.pids()["redis"]])
+        return used | {"redis": redis, "client": time.process_time()}
 
     def pids(self) -> dict[str, int]:
         """The servers' pids."""
@@ -423,6 +477,7 @@ def measure(stage: Stage, seconds: float, only: str) -> dict[str, Any]:
         ),
         "2,000 idle pulls": idle,
         "async SDK": lambda: awaited(stage.center.settings, seconds),
+        "async SDK floor": lambda: floor(stage, seconds, mark),
     }
     first = {"pull and ack": few, "pull and ack in hundreds": many}
     found: dict[str, Any] = {}
@@ -444,6 +499,10 @@ def measure(stage: Stage, seconds: float, only: str) -> dict[str, Any]:
                 "p99 ms": 1000 * stats.percentile(took, 0.99),
                 **{f"{who} us": 1e6 * (after[who] - before[who]) / len(took) for who in after},
             }
+    if "async SDK" in found:
+        found["async SDK"]["of its floor"] = (
+            found["async SDK"]["a second"] / found["async SDK floor"]["a second"]
+        )
     if "import toc".startswith(only):
         done = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True)
         found["import toc"] = {"seconds": float(done.stdout)}
