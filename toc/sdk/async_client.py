@@ -24,6 +24,7 @@ from toc.observe.log import get_logger
 from toc.sdk.batcher import Batcher
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.handlers import Registry
+from toc.sdk.parts import check_running
 from toc.sdk.schedules import Schedules
 from toc.sdk.submission import check_job_id
 from toc.sdk.targets import Targets
@@ -285,6 +286,7 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
 
 
 def _loop() -> asyncio.AbstractEventLoop:
+    check_running()
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -110,7 +110,7 @@ class Parts:
     @property
     def store(self) -> Store:
         """The task table. Raises ConfigError when no database is configured."""
-        _check_running()
+        check_running()
         if (store := self._store) is None:
             with self._lock:
                 if (store := self._store) is None:
@@ -149,7 +149,7 @@ class Parts:
     def catalog(self) -> TopicCatalog:
         """This process's view of the topics, with the horizons in force. Raises ConfigError when no
         database is configured."""
-        _check_running()
+        check_running()
         if (catalog := self._catalog) is None:
             with self._lock:
                 if (catalog := self._catalog) is None:
@@ -179,7 +179,7 @@ class Parts:
             self._layout_checked = True
 
 
-def _check_running() -> None:
+def check_running() -> None:
     """Raise StoreUnavailable at the interpreter's end, as in a ``__del__``: a call would wait for threads
     that have ended."""
     if sys.is_finalizing():

@@ -7,6 +7,7 @@ that the pools were made for, and that no call waits at the interpreter's end.
 Prints what it found as JSON; what is wrong is listed under "wrong".
 """
 
+import asyncio
 import json
 import random
 import signal
@@ -24,7 +25,7 @@ from typing import Any
 
 from harness.tables import raw
 
-from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus, TimeoutCenter
+from toc import AsyncTimeoutCenter, CancelOutcome, NewTask, RescheduleOutcome, TaskStatus, TimeoutCenter
 from toc.model.errors import StoreUnavailable, TocError
 from toc.model.task import TaskRow
 
@@ -237,10 +238,14 @@ class Late:
     """Calls when the interpreter takes everything apart."""
 
     def __init__(self, center: TimeoutCenter) -> None:
-        self.center = center
+        self.center, self.other, self.loop = center, AsyncTimeoutCenter(), asyncio.new_event_loop()
 
     def __del__(self) -> None:
-        for call in (lambda: self.center.submit(TOPIC, biz_id=1, delay=3600), lambda: self.center.get(1)):
+        for call in (
+            lambda: self.center.submit(TOPIC, biz_id=1, delay=3600),
+            lambda: self.center.get(1),
+            lambda: self.loop.run_until_complete(self.other.submit(TOPIC, biz_id=1, delay=3600)),
+        ):
             try:
                 call()
             except StoreUnavailable as exc:
