@@ -187,18 +187,19 @@ class Loop:
         self._run_once = run_once
         self._last = last
         self._turn_at = 0.0
-        self._stopped = threading.Event()
-        self._thread = watched_thread(name, self._run, self._stopped.is_set)
+        self._stopped = False
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start the thread."""
+        self._thread = watched_thread(self.name, self._run, lambda: self._stopped)
         self._thread.start()
 
     def stop(self, timeout: float | None = None) -> None:
         """Ask the thread to end and wait for it, at most ``timeout`` seconds."""
-        self._stopped.set()
+        self._stopped = True
         self.wake.surely()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
+        if self._thread and self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
     def turn(self) -> float:
@@ -229,7 +230,7 @@ class Loop:
     def _run(self) -> None:
         while True:
             self.wake.clear()  # before the work: a wake during it ends the next sleep at once
-            over = self._stopped.is_set()  # after clear, which may have forgotten the wake of ``stop``
+            over = self._stopped  # after clear, which may have forgotten the wake of ``stop``
             seconds = self.turn() if self._last or not over else 0.0
             if over:
                 return

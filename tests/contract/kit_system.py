@@ -25,7 +25,7 @@ from toc.testing import Toc
 
 T = TypeVar("T")
 TURN_SECONDS = 0.005
-_with_topics: list[bytes] = []
+_with_topics: list[Any] = []
 """The kit's database with all topics: the commands that make them take longer than a test."""
 
 
@@ -43,12 +43,12 @@ class KitContract:
 
     def create_topics(self) -> None:
         if _with_topics:
-            self.kit._database.load(_with_topics[0])
+            self.kit._database.add_topics(_with_topics[0])
             return
         for name in TOPICS:
             done = self.toc("topic", "create", name, *TOPICS[name])
             assert done.returncode == 0, done.stderr
-        _with_topics.append(self.kit._database.content())
+        _with_topics.append(self.kit._database.topic_rows())
 
     def start(self) -> None:
         with mock.patch.dict(os.environ, TOC_TEST_HISTORY=str(self.directory / "history")):

@@ -33,6 +33,7 @@ from toc import (
 )
 from toc.cli.main import app
 from toc.model.errors import ConfigError, DuplicateHandler
+from toc.sdk.client import all_centers
 from toc.testing import InjectedFailure, KitError, NeedsAwait, Toc, TooManyCalls, running
 
 PROCESSED, PENDING, DEAD = TaskStatus.PROCESSED, TaskStatus.PENDING, TaskStatus.DEAD
@@ -410,6 +411,13 @@ def test_afterwards_a_center_has_its_own_settings_again(monkeypatch: pytest.Monk
     with pytest.raises(ConfigError):
         center.submit("order.close", biz_id=1, delay=1)
     assert InjectedFailure.__doc__
+
+
+def test_the_center_of_a_kit_is_none_of_the_process_any_more_when_it_is_closed() -> None:
+    """Else its handlers would run in the next test, also where something still refers to it."""
+    with Toc() as toc:
+        assert toc.center in all_centers()
+    assert toc.center not in all_centers()
 
 
 def test_a_worker_of_the_application_leaves_its_tasks_to_the_test(toc: Toc) -> None:

@@ -84,7 +84,7 @@ class BatchThread(Loop, Generic[T]):
     def stop(self, timeout: float | None = None) -> None:
         """Handle what was put before, and end. May be called twice, or never started."""
         super().stop(timeout)
-        while self._items and not self._thread.is_alive():
+        while self._items and not (self._thread and self._thread.is_alive()):
             self._handle_next()
 
     def _handle_next(self) -> float:

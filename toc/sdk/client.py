@@ -72,13 +72,15 @@ _centers: WeakSet[TimeoutCenter] = WeakSet()
 _stand_in: StandIn | None = None
 
 
-def stand_in(parts: StandIn | None) -> None:
+def stand_in(parts: StandIn | None, gone: Iterable[TimeoutCenter] = ()) -> None:
     """Have every center of this process use these parts, also those that are made later. None: their own.
+    Those that are ``gone`` are none any more, although something may refer to them.
 
     For tests of applications (``toc.testing``): what the application has made at import is used as it is.
     """
     global _stand_in
     _stand_in = parts
+    _centers.difference_update(gone)
     for center in all_centers():
         center.use(parts)
 

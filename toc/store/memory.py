@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from functools import cache
 
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine
 from sqlalchemy.pool import StaticPool
 
 from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable
-from toc.store.schema import REVISION, database_metadata, task_table_name
+from toc.store.schema import REVISION, TOPIC_TABLE, database_metadata, schedule_table_name, task_table_name
 from toc.store.servers.server import DatabaseServer, Lost, Pool, Result, Statement
 from toc.store.servers.sqlite import SqliteConnection, SqliteServer
 from toc.store.tasks.write import REPEATS
 
+NEVER = 2**63 - 1
 WAIT_SECONDS = 10.0
 """How long a thread waits for another one's statements."""
 
@@ -31,10 +31,11 @@ class MemoryDatabase(SqliteServer):
         self.away = self.loses_reply = False
         self.refuses = 0
         """How many more statements do not reach it."""
-        self.written = False
-        """Whether anything was written since it was loaded."""
+        self.topic_writes = 0
+        """How often topics were written since it was empty."""
         self._clock = clock
         self._driver = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        self._tables = _make_tables(self._driver)
         DatabaseServer.__init__(self, "the test's database", [0], Pool(self._connection, 1, WAIT_SECONDS))
 
     def _connection(self) -> SqliteConnection:
@@ -58,21 +59,29 @@ class MemoryDatabase(SqliteServer):
         select = f"SELECT job_id FROM {task_table_name(0)} ORDER BY action_time, job_id"
         return [job_id for (job_id,) in self.run([Statement(select)])[0].rows]
 
+    def next_times(self, where: str) -> list[int]:
+        """When (ms) the first pending task is due for which an SQL condition holds, and when the first
+        schedule needs a step: NEVER if there is none."""
+        task = f"SELECT MIN(next_time) FROM {task_table_name(0)} WHERE status=0 AND {where}"
+        schedule = f"SELECT MIN(look_time) FROM {schedule_table_name(0)}"
+        return [result.rows[0][0] or NEVER for result in self.run([Statement(task), Statement(schedule)])]
+
     def empty(self) -> None:
         """Forget everything that is stored, and all faults."""
         self.away = self.loses_reply = False
-        self.refuses = 0
-        self.load(_empty())
-
-    def load(self, content: bytes) -> None:
-        """Hold this, which ``content`` has returned."""
+        self.refuses = self.topic_writes = 0
         self._driver.rollback()
-        self._driver.deserialize(content)
-        self.written = False
+        for table in self._tables:  # a new database would have to read its schema, which takes longer
+            self._driver.execute(f"DELETE FROM {table}")
 
-    def content(self) -> bytes:
-        """Return all that is stored."""
-        return self._driver.serialize()
+    def topic_rows(self) -> list[tuple[object, ...]]:
+        """Return the rows of all topics."""
+        return self._driver.execute(f"SELECT * FROM {TOPIC_TABLE}").fetchall()
+
+    def add_topics(self, rows: list[tuple[object, ...]]) -> None:
+        """Add topics, which ``topic_rows`` has returned."""
+        self._driver.executemany(f"INSERT INTO {TOPIC_TABLE} VALUES ({','.join('?' * len(rows[0]))})", rows)
+        self.topic_writes += 1
 
 
 class _Connection(SqliteConnection):
@@ -88,7 +97,7 @@ class _Connection(SqliteConnection):
         database.check()
         results = super().execute(statements, transaction, patient)
         writes = not all(sql.startswith("SELECT") for sql, _ in statements)
-        database.written |= writes
+        database.topic_writes += writes and any(TOPIC_TABLE in sql for sql, _ in statements)
         if database.loses_reply and writes:
             database.loses_reply, database.refuses = False, REPEATS - 1
             raise Lost(f"{database.name}: its answer was lost, as the test asked")
@@ -103,16 +112,11 @@ class _Connection(SqliteConnection):
         """Do nothing: the data would be lost."""
 
 
-@cache
-def _empty() -> bytes:
-    """A database with empty tables. Made once a process; a copy takes less than a millisecond."""
-    engine = create_engine("sqlite://", poolclass=StaticPool)
-    database_metadata(0, 1, 1).create_all(engine)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)"))
-        connection.execute(text("INSERT INTO alembic_version VALUES (:head)"), {"head": REVISION})
-    driver = engine.raw_connection().driver_connection
-    assert isinstance(driver, sqlite3.Connection)  # noqa: S101 - narrows the type
-    content = driver.serialize()
-    engine.dispose()
-    return content
+def _make_tables(driver: sqlite3.Connection) -> list[str]:
+    """Make production's tables, and return the names of those that hold what is stored."""
+    engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool)
+    metadata = database_metadata(0, 1, 1)
+    metadata.create_all(engine)
+    driver.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
+    driver.execute("INSERT INTO alembic_version VALUES (?)", [REVISION])
+    return [*metadata.tables]

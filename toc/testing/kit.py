@@ -13,6 +13,7 @@ from typing import Any, Self, cast
 from typing_extensions import TypedDict, Unpack
 
 from toc.config import Settings
+from toc.index.queues import NoIndex
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Duration, from_ms, seconds_of, span
 from toc.model.errors import InvalidInput, UnknownTopic
@@ -20,7 +21,7 @@ from toc.model.task import Task, TaskStatus
 from toc.model.topic import NEW_SLOTS, Topic, unknown_topic
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter, stand_in
-from toc.sdk.parts import StandIn, open_queues
+from toc.sdk.parts import StandIn
 from toc.sdk.submission import instant_ms
 from toc.store.memory import MemoryDatabase
 from toc.store.store import Store
@@ -66,7 +67,8 @@ class Expected:
         found += [f"its {name} is {getattr(task, name)!r}" for name in plain]
         due = now + like["due_in"] if "due_in" in like else like.get("due_at")
         if due is not None and abs(task.action_time - due) > self.tolerance:
-            found.append(f"it is due {_apart(task.action_time - due)}")
+            apart = _shown(abs(task.action_time - due))
+            found.append(f"it is due {apart} {'later' if task.action_time > due else 'earlier'}")
         for key, value in like.get("attribute", {}).items():
             if key not in task.attribute:
                 found.append(f"its attribute has no {key!r}")
@@ -113,11 +115,6 @@ def _shown(duration: timedelta) -> str:
     return span(seconds if seconds < 60 else round(seconds))
 
 
-def _apart(difference: timedelta) -> str:
-    later = difference > timedelta(0)
-    return f"{_shown(abs(difference))} {'later' if later else 'earlier'}"
-
-
 class Toc:
     """The timeout center of one test. Made by the pytest fixture ``toc``, or as a context manager.
 
@@ -128,7 +125,7 @@ class Toc:
     """
 
     def __init__(self) -> None:
-        self._clock, self._database, self._store = _parts()
+        self._clock, self._database, self._store, self._transactions, queues = _parts()
         self._running = running = Running(self._store, self._database, self._clock)
         self.center = running.center
         """A center of the test's own, such as to submit and cancel by hand."""
@@ -138,16 +135,15 @@ class Toc:
         self._database.empty()
         self._asked = Counter[str]()
         """By topic, the faults that the test has asked for."""
-        settings = _settings(*sorted(item for item in os.environ.items() if item[0].startswith("TOC_")))
+        settings = _settings(*sorted((name, os.environ[name]) for name in os.environ if name[:4] == "TOC_"))
         catalog = _Catalog(running.topics, self._clock)
-        self._transactions = Transactions(self.center)
-        queues = open_queues(settings)
+        self._transactions.follow(self.center)
         stand_in(StandIn(settings, self._clock, self._store, queues, catalog, self._transactions.of))
 
     def close(self) -> None:
         """Give the centers their own settings and servers back, and forget all tasks. Call it once."""
-        stand_in(None)
-        self._transactions.close()
+        stand_in(None, gone=[self.center])
+        self._transactions.follow(None)
         self._running.close()
         self._store.close()
 
@@ -172,7 +168,7 @@ class Toc:
         """Have the topics, handlers and schedules of these centers only, as others of the process may handle
         the same topics."""
         self._running.chosen = tuple(
-            center.sync if isinstance(center, AsyncTimeoutCenter) else center for center in centers
+            one.sync if isinstance(one, AsyncTimeoutCenter) else one for one in centers
         )
 
     def topic(self, name: str, **policies: Any) -> Topic:
@@ -200,12 +196,12 @@ class Toc:
         wanted = _status(status)
         if topic is not None:
             self.center.catalog.get(topic)
-        found = [self.center.get(job_id) for job_id in self._database.job_ids()]
+        job_ids = self._database.job_ids()
+        rows = self._store.read(job_ids)
         return [
             task
-            for task in found
-            if task is not None
-            and (topic is None or task.topic == topic)
+            for task in (self.center._task(rows[job_id]) for job_id in job_ids)
+            if (topic is None or task.topic == topic)
             and (biz_id is None or task.biz_id == biz_id)
             and (wanted is None or task.status == wanted)
         ]
@@ -241,19 +237,19 @@ class Toc:
 
         Raises what a handler raises, at the time of that try; then call it again for the rest.
         """
-        return self._running.run(self._after(duration))
+        return self._running.run(round(seconds_of(duration) * 1000))
 
     async def aadvance(self, duration: Duration) -> int:
         """Do as ``advance``, and await handlers that are coroutines in the running event loop."""
-        return await self._running.arun(self._after(duration))
+        return await self._running.arun(round(seconds_of(duration) * 1000))
 
     def run_due(self) -> int:
         """Run what is due now. Returns how many times a handler was called."""
-        return self._running.run(self._clock.now_ms())
+        return self._running.run(0)
 
     async def arun_due(self) -> int:
         """Do as ``run_due``, and await handlers that are coroutines."""
-        return await self._running.arun(self._clock.now_ms())
+        return await self._running.arun(0)
 
     def run(self, handler: Callable[..., Any] | str, *payload: Any, **fields: Any) -> Task:
         """Submit a task, run this handler (or that of a topic) with it alone, and return the task as it is
@@ -263,13 +259,13 @@ class Toc:
         ``biz_id`` is 1 otherwise. Raises what the handler raises.
         """
         job_id = self._one(handler, payload, fields)
-        self._running.run(self._clock.now_ms() + 1, job_id)
+        self._running.run(1, job_id)
         return cast(Task, self.center.get(job_id))
 
     async def arun(self, handler: Callable[..., Any] | str, *payload: Any, **fields: Any) -> Task:
         """Do as ``run``, and await a handler that is a coroutine."""
         job_id = self._one(handler, payload, fields)
-        await self._running.arun(self._clock.now_ms() + 1, job_id)
+        await self._running.arun(1, job_id)
         return cast(Task, self.center.get(job_id))
 
     def _one(
@@ -335,9 +331,6 @@ class Toc:
         self.center.catalog.get(topic)
         return Expected(topic, like, TOLERANCE + timedelta(milliseconds=self._clock.lag_ms))
 
-    def _after(self, duration: Duration) -> int:
-        return self._clock.now_ms() + round(seconds_of(duration) * 1000)
-
 
 class _Catalog(TopicCatalog):
     """Reads the topics where it is asked: no server can hang here."""
@@ -351,13 +344,17 @@ class _Catalog(TopicCatalog):
         """Read the topic table for a topic that is not known."""
         return self.refresh()
 
+    def _refresh_soon(self) -> None:
+        self.refresh()
+
 
 @cache
-def _parts() -> tuple[VirtualClock, MemoryDatabase, Store]:
+def _parts() -> tuple[VirtualClock, MemoryDatabase, Store, Transactions, NoIndex]:
     """What all tests of a process use in turn: making a Store takes longer than a test."""
     clock = VirtualClock()
     database = MemoryDatabase(clock)
-    return clock, database, Store([URL], databases=1, tables=1, clock=clock, server=database, indexed=False)
+    store = Store([URL], databases=1, tables=1, clock=clock, server=database, indexed=False)
+    return clock, database, store, Transactions(), NoIndex()
 
 
 @cache

@@ -31,8 +31,8 @@ Outcome = tuple[bool, Any]
 """Whether a handler returned, and what it returned or raised."""
 
 
-_made: dict[tuple[str, ...], bytes] = {}
-"""Databases with these topics and nothing else: most tests of a process begin with the same."""
+_made: dict[tuple[str, ...], tuple[list[Any], list[Topic]]] = {}
+"""The rows of topics, and these: most tests of a process begin with the same."""
 
 
 class InjectedFailure(Exception):
@@ -68,6 +68,9 @@ class Running:
         """By topic, how many of its next tries fail without a call."""
         self.kills: defaultdict[str, list[bool]] = defaultdict(list)
         """By topic, for each of its next calls at which the worker is killed, whether that is after it."""
+        self._topics: list[Topic] = []
+        self._seen = 0
+        """The number of ``topic_writes`` by which they are so."""
         self._lives: list[str] = []
         """The names of the workers so far. All but the last are dead."""
         self._worker: Worker | None = None
@@ -79,27 +82,24 @@ class Running:
         self._end_worker()
         if self._runner is not None:
             self._runner.close()
-            self._runner = None
 
-    def run(self, until_ms: int, only: int | None = None) -> int:
-        """Run what is due until then, or one task. Returns how many times a handler was called."""
+    def run(self, milliseconds: int, only: int | None = None) -> int:
+        """Run what is due until that has passed, or one task. Returns how many times a handler was called."""
         if _loop_runs() and any(handler.is_async for handler in self.handlers().values()):
             raise NeedsAwait("a handler is a coroutine and an event loop runs here: await toc.aadvance(...)")
-        with self._alone():
-            steps, outcome = self._steps(until_ms, only), None
-            try:
-                while True:
-                    outcome = self._call(steps.send(outcome))
-            except StopIteration as stop:
-                return int(stop.value)
+        try:
+            self.arun(milliseconds, only).send(None)
+        except StopIteration as stop:
+            return int(stop.value)
+        raise AssertionError("unreachable: it waits for nothing")
 
-    async def arun(self, until_ms: int, only: int | None = None) -> int:
+    async def arun(self, milliseconds: int, only: int | None = None) -> int:
         """Do as ``run``, and await handlers that are coroutines."""
         with self._alone():
-            steps, outcome = self._steps(until_ms, only), None
+            steps, outcome = self._steps(milliseconds, only), None
             try:
                 while True:
-                    outcome = await _acall(steps.send(outcome))
+                    outcome = await self._call(steps.send(outcome))
             except StopIteration as stop:
                 return int(stop.value)
 
@@ -124,22 +124,23 @@ class Running:
 
     def topics(self) -> list[Topic]:
         """The topics, after making those that are handled or declared, and new."""
-        topics = self._store.topics.list()
+        if self._seen != self._database.topic_writes:
+            self._topics = self._store.topics.list()
         declared = {one.name: one for center in self._centers for one in center.declared()}
-        new = [declared[name] for name in sorted(declared.keys() - {topic.name for topic in topics})]
-        if not new:
-            return topics
-        fresh = not self._database.written
-        key = tuple(map(repr, new))
-        if fresh and (content := _made.get(key)) is not None:
-            self._database.load(content)  # as in the test before
-            return self._store.topics.list()
-        for one in new:
-            topics.append(one.topic(new_type(topics)))
-            self._store.topics.create(topics[-1])
-        if fresh:
-            _made[key] = self._database.content()
-        return topics
+        new = [declared[name] for name in sorted(declared.keys() - {topic.name for topic in self._topics})]
+        key = () if self._topics else tuple(map(repr, new))
+        if key in _made:  # as in the test before
+            rows, self._topics = _made[key]
+            self._database.add_topics(rows)
+        else:
+            for one in new:
+                topic = one.topic(new_type(self._topics))
+                self._store.topics.create(topic)
+                self._topics = [*self._topics, topic]
+            if key:
+                _made[key] = self._database.topic_rows(), self._topics
+        self._seen = self._database.topic_writes
+        return self._topics
 
     # --- steps
 
@@ -165,10 +166,10 @@ class Running:
         if worker is not None:
             worker.close()
 
-    def _steps(self, until_ms: int, only: int | None = None) -> Steps:
+    def _steps(self, milliseconds: int, only: int | None) -> Steps:
         """Yield each call that is due until then. What is sent is whether it returned, and what."""
         called: Counter[str] = Counter()
-        idle = 0
+        idle, until_ms = 0, self._clock.now_ms() + milliseconds
         if self._database.away:  # time passes, and nothing runs
             self._clock.move_to(until_ms)
             return 0
@@ -180,13 +181,15 @@ class Running:
                 self._clock.move_to(until_ms)
                 worker.take_alone(only)
             elif not worker.waits:
-                due = self._next_due(worker, until_ms + self._clock.lag_ms)
-                if due is None:
+                task, schedule = self._database.next_times(worker.serves())
+                due = min(task, schedule)
+                if due > until_ms + self._clock.lag_ms:
                     break
                 if due > self._clock.now_ms():
                     idle = 0
                 self._clock.move_to(due)
-                self._schedule()
+                if schedule == due:
+                    self._schedule()
                 worker.take()
             for call in worker.calls():
                 idle = -1
@@ -212,9 +215,9 @@ class Running:
                     self._end_worker()
                     break
                 errors = worker.returned(call, outcome) if returned else worker.raised(call, outcome)
-                worker.write()
                 for error in errors:
                     if not isinstance(error, (Retry, Dead, InjectedFailure)):
+                        worker.write()
                         raise error
             if only is not None:
                 break
@@ -223,11 +226,6 @@ class Running:
                 raise KitError(f"nothing could run in {MAX_IDLE} turns at {self._clock.now}")
         self._clock.move_to(until_ms)
         return called.total()
-
-    def _next_due(self, worker: Worker, until_ms: int) -> int | None:
-        soonest, _ = self._store.schedules.soonest(self._store.tables)
-        times = [worker.next_due(until_ms), *soonest.values()]
-        return min((at for at in times if at is not None and at <= until_ms), default=None)
 
     def _declare(self) -> None:
         """Make the schedules that the application declares."""
@@ -244,12 +242,13 @@ class Running:
         for _ in ("learn when a schedule needs a step", "take it"):
             scheduler.run_once()
 
-    def _call(self, call: Call) -> Outcome:
+    async def _call(self, call: Call) -> Outcome:
         try:
             outcome = Context().run(call.handler.call, call.argument)
-            if call.handler.is_async:
-                if self._runner is None:
-                    self._runner = asyncio.Runner()
+            if call.handler.is_async and _loop_runs():
+                outcome = await asyncio.get_running_loop().create_task(outcome, context=Context())
+            elif call.handler.is_async:
+                self._runner = self._runner or asyncio.Runner()
                 outcome = self._runner.run(outcome, context=Context())
         except KeyboardInterrupt:
             raise
@@ -266,20 +265,6 @@ class Running:
             yield
         finally:
             self._running = False
-
-
-async def _acall(call: Call) -> Outcome:
-    try:
-        if call.handler.is_async:
-            loop = asyncio.get_running_loop()
-            outcome = await loop.create_task(call.handler.call(call.argument), context=Context())
-        else:
-            outcome = Context().run(call.handler.call, call.argument)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as exc:
-        return False, exc
-    return True, outcome
 
 
 def new_type(topics: Iterable[Topic]) -> int:

@@ -166,26 +166,29 @@ def _innermost(session: Any) -> Any:
 
 
 class Transactions:
-    """The applications' transactions of one test. ``close`` it."""
+    """The applications' transactions of one test after the other."""
 
-    def __init__(self, center: TimeoutCenter) -> None:
-        self._center = center
+    def __init__(self) -> None:
+        self._center: Any = None
         self._journals: WeakKeyDictionary[Any, Journal] = WeakKeyDictionary()
-        self._hooks: dict[str, Callable[..., object]] = {
+        hooks: dict[str, Callable[..., object]] = {
             "savepoint": lambda connection, _name: self._of(connection).scopes.append(object()),
             "release_savepoint": lambda connection, *_: self._ended(connection),
             "rollback_savepoint": lambda connection, *_: self._of(connection).drop(self._ended(connection)),
             "commit": lambda connection: self._of(connection).commit(),
             "rollback": lambda connection: self._of(connection).drop(self._of(connection)),
         }
-        for name, hook in self._hooks.items():  # of all engines: a savepoint may be older than the first task
-            event.listen(Engine, name, hook)
+        for name, hook in hooks.items():  # of all engines: a savepoint may be older than the first task
+            event.listen(Engine, name, partial(self._hear, hook))
 
-    def close(self) -> None:
-        """Follow no transaction any more."""
-        for name, hook in self._hooks.items():
-            event.remove(Engine, name, hook)
+    def follow(self, center: TimeoutCenter | None) -> None:
+        """Follow those of a test with this center. None: it is over."""
+        self._center = center
         self._journals.clear()
+
+    def _hear(self, hook: Callable[..., object], *about: Any) -> None:
+        if self._center is not None:
+            hook(*about)
 
     def of(self, session: Any, connection: Any) -> Journal:
         """What works in the transaction of a session or connection. Raises what production raises."""

@@ -16,7 +16,6 @@ from toc.model.errors import UnreadableTask
 from toc.model.handler import Handler
 from toc.model.task import Task
 from toc.sdk.client import TimeoutCenter
-from toc.store.tasks.scan import Position
 from toc.worker.check import Checker
 from toc.worker.control import Suspect
 from toc.worker.entry import NO_FENCE, ROOM, Entry
@@ -35,7 +34,6 @@ FLUSH_SECONDS = 0.05
 """What a flush takes on the monotonic clock of the test, so that no stage waits for it."""
 LOOK_SECONDS = 0.0005
 """Pause between looks whether a thread has ended its work."""
-START = Position(0)
 
 
 @dataclass(slots=True)
@@ -45,11 +43,6 @@ class Call:
     handler: Handler
     argument: Task | list[Task]
     entries: list[Entry]
-
-    @property
-    def tasks(self) -> list[Task]:
-        """The tasks of the call."""
-        return self.argument if isinstance(self.argument, list) else [self.argument]
 
 
 class Worker:
@@ -202,17 +195,11 @@ class Worker:
         for loop in self._bodies.loops if self._reading else ():
             loop.stop()
 
-    def next_due(self, until_ms: int) -> int | None:
-        """When the first task is due that nobody has leased and a handler serves, if that is not after
-        ``until_ms``."""
-        store, catalog = self._center.store, self._center.catalog
+    def serves(self) -> str:
+        """The SQL condition that a handler serves a task and nobody has leased it."""
         served = [
-            topic.biz_type
-            for name, topic in catalog.known().items()
+            str(topic.biz_type)
+            for name, topic in self._center.catalog.known().items()
             if (handler := self.handlers.get(name)) is not None and handler.serves(topic)
         ]
-        if not served:
-            return None
-        where = f" AND biz_type IN ({','.join(map(str, served))}) AND {store.leases.untaken()}"
-        pages = store.scans.page(dict.fromkeys(store.tables, START), until_ms + 1, 1, where=where)
-        return min((row.next_time for page in pages.whole().values() for row in page), default=None)
+        return f"biz_type IN ({','.join(served)}) AND {self._center.store.leases.untaken()}"

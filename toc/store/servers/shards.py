@@ -238,7 +238,8 @@ class Shards:
         """
         parts: Parts[None] = Parts()
         for server, tables in self.group(job_ids).items():
-            self._unlocked(server, tables, parts)
+            if server.skip_locked:
+                self._unlocked(server, tables, parts)
         return set(parts.failed)
 
     def _unlocked(self, server: DatabaseServer, tables: Mapping[int, T], parts: Parts[R]) -> Mapping[int, T]:
