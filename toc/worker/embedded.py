@@ -20,11 +20,12 @@ from toc.coordination.assignment import Member
 from toc.coordination.presence import Presence
 from toc.loop import PREFIX, embedded
 from toc.model.clock import Clock, RateLimit
-from toc.model.errors import ConfigError, InvalidInput
+from toc.model.errors import ConfigError, InvalidInput, Unavailable
 from toc.model.topic import Delivery
 from toc.observe.board import own_board
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter, apart
+from toc.store.servers.server import Denied, Refused
 from toc.worker import guards
 from toc.worker.app import check_servers
 from toc.worker.control import ControlPipe
@@ -82,11 +83,11 @@ class _Keeper(Keeper[_Life]):
     slots."""
 
     def __init__(
-        self, center: TimeoutCenter, threads: int, ready: threading.Event, stopping: threading.Event
+        self, center: TimeoutCenter, threads: int | None, ready: threading.Event, stopping: threading.Event
     ) -> None:
         self._identity = center.store.identity.get()
         super().__init__(center, center.settings, workers=1, serves=frozenset({Delivery.HANDLER.value}))
-        self._threads, self._ready, self._stopping = threads, ready, stopping
+        self._threads, self._ready, self._stopping = threads or self.settings.threads, ready, stopping
         host = f"{self.settings.host}-embedded"
         self._minutes = Minutes(center.store.minutes, host, own_board().read, Clock())
         self._complains = RateLimit(Clock(), COMPLAIN_SECONDS)
@@ -181,42 +182,60 @@ class EmbeddedWorker:
     # --- for the application
 
     def start(self) -> Self:
-        """Begin. Raises what ``toc worker`` raises, such as ConfigError, UnknownTopic, SchemaBehind or
-        Unavailable; InvalidInput after a fork, or if it runs already."""
+        """Begin. While a server is away, this is tried again, and each failure logged.
+
+        Raises what ``toc worker`` raises, such as ConfigError, UnknownTopic or SchemaBehind; StoreUnavailable
+        if the account is refused; InvalidInput after a fork, or if it runs already.
+        """
         if self._thread is not None and self._pid != os.getpid():
             raise InvalidInput("this worker was started before a fork: start one in each process, after it")
         if self._of.stands_in is not None:  # a test, which runs what is due itself
             self.ready.set()
             return self
-        settings = self._of.settings
-        if settings.zookeeper:
+        if self._of.settings.zookeeper:
             raise ConfigError("a cluster with TOC_ZOOKEEPER has one daemon per host: start it, `toc worker`")
         mine = object()
         if _working.setdefault(os.getpid(), mine) is not mine:
             raise InvalidInput("this process has a worker already; it may serve all topics of its center")
-        made: TimeoutCenter | _Keeper | None = None
         self._stopping.clear()
+        keeper = None
         try:
-            made = center = apart(self._of)
-            check_servers(center, handlers=True)
-            made = keeper = self._keeper = _Keeper(
-                center, self._threads or settings.threads, self.ready, self._stopping
-            )
-            guards.end_copies()
-            embedded(keeper.died)
+            keeper = self._open(first=True)
             thread = threading.Thread(target=self._run, args=[keeper], name="toc-embedded", daemon=True)
             thread.start()
         except BaseException:
             del _working[os.getpid()]
-            if made is not None:
-                made.close()
+            if keeper is not None:
+                keeper.close()
             raise
         self._pid, self._thread = os.getpid(), thread
         return self
 
-    def _run(self, keeper: _Keeper) -> None:
+    def _open(self, *, first: bool) -> _Keeper | None:
+        """Connect to the servers. Returns None to try again: if one is away, and whatever else is wrong after
+        the ``first`` try, which raises that."""
+        center = None
         try:
-            keeper.run()
+            center = apart(self._of)
+            check_servers(center, handlers=True)
+            keeper = self._keeper = _Keeper(center, self._threads, self.ready, self._stopping)
+        except Exception as exc:
+            if center is not None:
+                center.close()
+            if first and (isinstance(exc, (Denied, Refused)) or not isinstance(exc, Unavailable)):
+                raise
+            log.warning("worker_not_started", error=str(exc))
+            return None
+        guards.end_copies()
+        embedded(keeper.died)
+        return keeper
+
+    def _run(self, keeper: _Keeper | None) -> None:
+        try:
+            while keeper is None and not self._stopping.wait(RESTART_CAP_SECONDS):
+                keeper = self._open(first=False)
+            if keeper is not None:
+                keeper.run()
         finally:
             del _working[os.getpid()]
 
@@ -226,10 +245,11 @@ class EmbeddedWorker:
         if self._thread is not None and threading.current_thread().name.startswith(HANDLERS):
             raise InvalidInput("stop() waits for handlers: call it outside of them, such as after an event")
         thread, self._thread = self._thread, None
-        if thread is None or self._keeper is None or self._pid != os.getpid():
+        if thread is None or self._pid != os.getpid():
             return
         self._stopping.set()
-        self._keeper.bell()
+        if self._keeper is not None:
+            self._keeper.bell()
         thread.join(self._of.settings.shutdown_deadline + LATE_SECONDS)
         if thread.is_alive():
             log.error("worker_not_stopped", reason="a server or a handler hangs")

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fault.kit.proxy import Proxy, through
 from harness.patience import PATIENCE, until
 from harness.rows import known
 from harness.system import System, small_system
+from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB
 from toc import InvalidInput, NewTask, Task, TaskStatus, TimeoutCenter, Topic
@@ -187,22 +189,37 @@ def test_a_handler_that_would_wait_for_itself_is_told_so(shop: Shop) -> None:
         assert ["outside of them" in text for text in told] == [True, True]
 
 
-def test_a_start_while_the_database_is_away_may_be_made_again(shop: Shop) -> None:
-    center = TimeoutCenter(shop.center.settings)
-    center.handler("order.close")(shop.close)
-    worker = center.worker()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(center.store.identity, "indexed", _away)
-        with pytest.raises(StoreUnavailable):
-            worker.start()
-    with worker:
-        center.submit("order.close", biz_id=1, delay=0.01)
-        shop.ran(1)
-    center.close()
+def test_it_starts_while_the_database_is_away_and_works_once_that_is_back(
+    shop: Shop, mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "RESTART_CAP_SECONDS", 0.1)
+    with Proxy(mariadb.port) as proxy:
+        proxy.refuse()
+        urls = {"database_urls": [through(proxy, mariadb.url)]}
+        with TimeoutCenter(shop.center.settings.model_copy(update=urls)) as center:
+            center.handler("order.close")(shop.close)
+            with center.worker() as worker:
+                with pytest.raises(InvalidInput, match="has a worker already"):
+                    center.worker().start()
+                assert not worker.ready.wait(0.3)
+                proxy.accept()
+                shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.01))
+            proxy.refuse()
+            with center.worker():
+                pass  # it ends without having begun
 
 
-def _away() -> bool:
-    raise StoreUnavailable("the first database is away")
+def test_a_start_that_only_an_operator_can_help_is_refused_and_may_be_made_again(
+    shop: Shop, mariadb: MariaDB
+) -> None:
+    wrong = make_url(mariadb.url).set(password="wrong").render_as_string(hide_password=False)
+    for urls in ([wrong], ["sqlite:////no/such/directory/toc.db"]):
+        with TimeoutCenter(shop.center.settings.model_copy(update={"database_urls": urls})) as center:
+            center.handler("order.close")(print)
+            with pytest.raises(StoreUnavailable, match=r"TOC_DATABASE_URLS|unable to open"):
+                center.worker().start()
+    with shop.center.worker():
+        shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.01))
 
 
 def test_a_worker_that_could_not_start_is_none_and_one_that_could_not_stop_is_one(

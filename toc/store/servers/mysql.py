@@ -428,6 +428,8 @@ _BEHIND = frozenset({1049, 1054, 1146})
 """Unknown database, column, table."""
 NO_RIGHT = frozenset({1044, 1142, 1143})
 """The account may not use this database, table or column."""
+_DENIED = frozenset({1044, 1045, 1130, 1698})
+"""The account is refused: for this database, at all, from this host, without a password."""
 _DUPLICATE = 1062
 _OF_DRIVER = 2000
 """The first of the thousand codes of errors that no server has sent."""
@@ -475,8 +477,8 @@ class MySqlServer(DatabaseServer):
             return db.Duplicate(f"{self.name}: duplicate key")
         text = f"{exc.args[1]} ({code})" if len(exc.args) > 1 else f"MySQL error {code}"
         text = f"{self.name}: {text}"
-        if code == ER.ACCESS_DENIED_ERROR:
-            text += "; user and password are those of TOC_DATABASE_URLS"
+        if code in _DENIED and not sent:
+            return db.Denied(f"{text}; user and password are those of TOC_DATABASE_URLS")
         if code in _BEHIND:
             return SchemaBehind(f"{text}: if this is the right server, run `toc db upgrade`")
         for codes, error in _ROLLED_BACK:

@@ -76,6 +76,10 @@ class Locked(Transient):
     """Another transaction has locked a row or a table: the batch timed out waiting and was rolled back."""
 
 
+class Denied(StoreUnavailable):
+    """The server, or the system of a file, does not let us in: only an operator can help."""
+
+
 class Refused(StoreUnavailable):
     """The server answered that it cannot do this: a table is damaged or full, or not ours to use. It serves
     others."""

@@ -19,6 +19,7 @@ from sqlalchemy.dialects import sqlite as sqlite_dialect
 from sqlalchemy.engine import URL
 
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
+from toc.store.servers import server as db
 from toc.store.servers.server import Connection, DatabaseServer, Duplicate, Pool, Result, Statement, Transient
 
 
@@ -147,7 +148,7 @@ class SqliteServer(DatabaseServer):
             return SchemaBehind(f"{self.name}: {text}: if this is the right file, run `toc db upgrade`")
         if "locked" in text:
             return Transient(f"{self.name}: {text}")
-        return StoreUnavailable(f"{self.name}: {text}")
+        return (db.Denied if "unable to open" in text else StoreUnavailable)(f"{self.name}: {text}")
 
     def identity(self, query: Callable[[str], Any]) -> tuple[Any, ...] | None:
         """The path of the file."""
