@@ -309,7 +309,8 @@ def lateness(doing: Doing, topic: str | None = None) -> Record:
     bucket. `members`: daemons and embedded workers, and for how many seconds each has written nothing; one
     that is killed loses its last minute.
 
-    toc: The console draws how late the starts of each minute were; --json has the numbers.
+    toc: The console draws how late the starts of each minute were; --json has the numbers. A worker that is
+    killed loses those of its last minute.
 
     Examples: toc lateness
               toc lateness order.close --json
