@@ -36,6 +36,7 @@ from toc.gateway.connections import ClientGone
 from toc.gateway.exchange import Answer, Exchange, Scope
 from toc.gateway.problems import Problem
 from toc.gateway.service import Service
+from toc.gateway.shares import Shares
 from toc.model.access import Access
 from toc.model.clock import span
 from toc.model.errors import Busy, TocError
@@ -57,6 +58,9 @@ EVERY_SECONDS = 5
 """How often an open page is brought up to date."""
 FRESH_SECONDS = EVERY_SECONDS - 0.5
 """Open pages share what was read for one of them."""
+MAX_LIVE = 128
+"""Open pages that are brought up to date, of which a lone token has half: each is drawn every few seconds,
+and calls of the API wait meanwhile."""
 LOCAL = re.compile(r"(localhost|127\.\d+\.\d+\.\d+|\[::1\])(:\d+)?")
 
 _SAFE = {
@@ -97,6 +101,7 @@ class Console:
         self._service = service
         self._sessions = Sessions(service.book, service.center.clock, secret)
         self._readings = Readings(service)
+        self._open = Shares(MAX_LIVE, "too many pages are open to be brought up to date")
         assets = _assets()
         self._assets = {path: answers for path, *answers in assets.values()}
         self._routes = [(path_pattern(one.path, "/"), one) for one in PAGES]
@@ -241,24 +246,31 @@ class Console:
         self, found: Page, view: View, cookies: str | None, read_ms: int
     ) -> AsyncIterator[bytes]:
         """Bring an open page up to date until its login ends or the process does."""
-        last, csrf = "", view.session.csrf()
-        while True:
-            try:
-                html = await self._fragment(found, view, read_ms, csrf)
-            except Busy:  # the next time, then
-                html = last
-            yield _event(html) if html != last else b": still here\n\n"
-            last = html
-            for _ in range(EVERY_SECONDS):
-                await asyncio.sleep(1)
-                if self._service.stopping:
-                    return
-                session = None
-                with suppress(TocError):
-                    session = self._sessions.find(cookies)
-                if session is None:
-                    yield _event(self._render("ended.html")) + b"event: end\ndata: .\n\n"
-                    return
+        last, csrf, name = "", view.session.csrf(), view.session.token.name
+        try:
+            self._open.take(name)
+        except Busy:  # the page stays as it was read, and the browser asks again
+            return
+        try:
+            while True:
+                try:
+                    html = await self._fragment(found, view, read_ms, csrf)
+                except Busy:  # the next time, then
+                    html = last
+                yield _event(html) if html != last else b": still here\n\n"
+                last = html
+                for _ in range(EVERY_SECONDS):
+                    await asyncio.sleep(1)
+                    if self._service.stopping:
+                        return
+                    session = None
+                    with suppress(TocError):
+                        session = self._sessions.find(cookies)
+                    if session is None:
+                        yield _event(self._render("ended.html")) + b"event: end\ndata: .\n\n"
+                        return
+        finally:
+            self._open.give(name)
 
     async def _fragment(self, found: Page, view: View, read_ms: int, csrf: str) -> str:
         if not found.live:

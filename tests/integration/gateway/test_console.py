@@ -2,7 +2,7 @@
 
 import gzip
 import re
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from harness.patience import until
 from harness.rows import change
 
 from toc import Settings, TimeoutCenter, Topic
+from toc.console.console import MAX_LIVE
 from toc.console.pages import PAGES
 from toc.model.access import Role
 from toc.store.records.targets import new_key
@@ -49,6 +50,19 @@ def test_a_login_lasts_as_long_as_its_token(shared: Gateway) -> None:
         assert shared.call("DELETE", "/v1/tokens/short-lived").status == 200
         assert b"event: end" in stream.read()  # it ends
     assert until(lambda: browser.get("/topics").status == 303, 10)
+
+
+def test_open_pages_of_one_token_leave_places_for_those_of_others(shared: Gateway) -> None:
+    """Each is drawn every few seconds: 300 of them made the calls of others ten times as slow."""
+    browsers = [Browser(shared, shared.make_token(f"viewer-{n}", "read")) for n in range(2)]
+    with ExitStack() as stack:
+
+        def follow(browser: Browser) -> bool:
+            stream = stack.enter_context(browser.asked("GET", "/console/live?of=/console/topics"))
+            return stream.read(1) != b""
+
+        assert sum(follow(browsers[0]) for _ in range(MAX_LIVE)) == MAX_LIVE // 2
+        assert follow(browsers[1])
 
 
 def test_a_cookie_that_was_changed_lets_nobody_in(shared: Gateway) -> None:
