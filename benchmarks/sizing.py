@@ -31,8 +31,8 @@ from benchmarks import processes
 from benchmarks.cluster import LocalCluster
 from benchmarks.resp import call
 from toc import NewTask, Settings, Task, TaskStatus, TimeoutCenter, Topic
-from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
+from toc.coordination.views import SlotState
 from toc.observe.log import configure
 from toc.store.migrate import Migrator
 

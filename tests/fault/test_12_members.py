@@ -20,8 +20,8 @@ from benchmarks.local import MariaDB, ZooKeeper
 from toc import NewTask
 from toc.coordination import znodes
 from toc.coordination.assignment import Member
-from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
+from toc.coordination.views import SlotState
 from toc.coordination.znodes import host_of
 from toc.model.topic import Slot
 from toc.operate.cluster import slot_owners

@@ -1,6 +1,7 @@
 """Coordinators that are driven as the supervisor of a daemon does."""
 
-from toc.coordination.coordinator import Coordinator
+from toc.coordination.rows import RowsCoordinator
+from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.model.topic import Slot
 
 
@@ -8,7 +9,7 @@ class Driven:
     """A daemon's coordinator, and its workers: ``held`` is what they consume. With ``reluctant`` they do not
     let go of what they should, as if handlers were still running."""
 
-    def __init__(self, coordinator: Coordinator, host: str) -> None:
+    def __init__(self, coordinator: RowsCoordinator | ZooKeeperCoordinator, host: str) -> None:
         self.coordinator = coordinator
         self.host = host
         self.reluctant = False

@@ -27,13 +27,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
-from toc.model.topic import Delivery
+from toc.model.topic import Delivery, Slot
 
 TABLES = "~tables"
 """The pseudo topic whose slots are the tables to sweep. Every member can sweep."""
 
 Owners = dict[str, list[str | None]]
 """topic -> the worker_id of each slot's owner, None where no member may have it."""
+
+DEAD_FOR_MS = 600_000
+"""How long a known death is remembered (ms): longer than others need to put back the dead worker's
+entries."""
 
 Entry = tuple[tuple[float, float], int]
 """How full a worker is, and the worker."""
@@ -130,6 +134,15 @@ def assign(
     plan.place()
     plan.balance()
     return plan.owners()
+
+
+def by_worker(workers: Iterable[str], owners: Mapping[Slot, str | None]) -> dict[str, set[Slot]]:
+    """Return the slots that each of these workers has."""
+    found: dict[str, set[Slot]] = {worker_id: set() for worker_id in workers}
+    for slot, owner in owners.items():
+        if owner in found:
+            found[owner].add(slot)
+    return found
 
 
 class _Plan:

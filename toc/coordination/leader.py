@@ -6,15 +6,12 @@ from which the new one was computed. So a leader that was deposed, or that wakes
 nothing, whatever it believes; one without a connection sends nothing.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from toc.coordination import znodes
-from toc.coordination.assignment import ONE_SERVER, Member, Owners, Spread
-from toc.coordination.coordinator import DEAD_FOR_MS
+from toc.coordination.assignment import DEAD_FOR_MS, ONE_SERVER, Member, Owners, Spread
 from toc.coordination.operator import INTENTS, read_intents
 from toc.coordination.session import Session
 from toc.coordination.znodes import Assigned

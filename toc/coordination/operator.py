@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Self
 
 from toc.coordination import znodes
 from toc.coordination.assignment import ONE_SERVER, Member, Owners, Spread, assign
-from toc.coordination.coordinator import Intent, SlotOwner, SlotRow, WorkerRow, slot_rows, worker_rows
 from toc.coordination.session import Address, Session, Znode
+from toc.coordination.views import Intent, SlotOwner, SlotRow, WorkerRow, slot_rows, worker_rows
 from toc.coordination.znodes import decode, encode, slot_of
 from toc.model.clock import Clock
 from toc.model.topic import Slot

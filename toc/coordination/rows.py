@@ -6,15 +6,12 @@ keep what they hold, and one that replaces another takes up its slots. They are 
 after which they start nothing without a lease (``sure_until``).
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
-from toc.coordination.assignment import Member
-from toc.coordination.coordinator import DEAD_FOR_MS, Coordinator, by_worker
+from toc.coordination.assignment import DEAD_FOR_MS, Member, by_worker
 from toc.coordination.ledger import Daemon, Ledger, assign_rows
 from toc.coordination.presence import LocalNames, Presence
 from toc.loop import Loop
@@ -52,7 +49,7 @@ class Members(Protocol):
         """Delete a row, and those of the dead of its host."""
 
 
-class RowsCoordinator(Coordinator):
+class RowsCoordinator:
     """Spreads slots over the daemons that have rows.
 
     ``host`` names this daemon. After ``timeout`` seconds without a beat others take over what it has.
@@ -199,6 +196,13 @@ class RowsCoordinator(Coordinator):
     def connected(self) -> bool:
         """Whether the table answered the last time."""
         return self._reached
+
+    def drained(self) -> bool:
+        """Whether an operator has drained this host: only ZooKeeper knows of that."""
+        return False
+
+    def step(self) -> None:
+        """Do nothing: the thread does it."""
 
     def unowned(self) -> frozenset[Slot]:
         """Return the slots that no worker may have; only the first of the daemons returns any."""

@@ -21,8 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 
 from toc.coordination import znodes
-from toc.coordination.assignment import ONE_SERVER, Member, Spread
-from toc.coordination.coordinator import Coordinator, by_worker
+from toc.coordination.assignment import ONE_SERVER, Member, Spread, by_worker
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.operator import read_claims
 from toc.coordination.presence import LocalNames
@@ -58,7 +57,7 @@ class _Listing:
         return True
 
 
-class ZooKeeperCoordinator(Coordinator):
+class ZooKeeperCoordinator:
     """Spreads slots over the cluster through ZooKeeper.
 
     ``address`` is TOC_ZOOKEEPER. ``host`` names this daemon in what it writes. Timeouts are seconds; the
@@ -195,6 +194,14 @@ class ZooKeeperCoordinator(Coordinator):
     def connected(self) -> bool:
         """Whether every claim can be granted now: our nodes are in this session, which ``step`` enters."""
         return self._session.id is not None and self._session.id == self._session_id
+
+    def sure_until(self) -> float:
+        """Return until when (monotonic) no other daemon has what ours hold: as long as the session lasts."""
+        return float("inf")
+
+    def senders(self) -> int:
+        """Return how many workers send webhooks: that is not known."""
+        return 0
 
     def drained(self) -> bool:
         """Whether this host is drained, as far as known."""

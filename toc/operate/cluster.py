@@ -21,9 +21,8 @@ from toc.operate.topics import get_topic
 
 if TYPE_CHECKING:
     from toc.config import Settings
-    from toc.coordination.coordinator import SlotRow, WorkerRow
-    from toc.coordination.onlooker import Onlooker
     from toc.coordination.operator import Operator
+    from toc.coordination.views import Onlooker, SlotRow, WorkerRow
     from toc.sdk.client import TimeoutCenter
 
 NAMED = 20
@@ -59,7 +58,7 @@ def open_operator(settings: Settings) -> Operator:
 
 def onlooker(center: TimeoutCenter) -> Onlooker:
     """Return what the rows of members say, for a cluster without ZooKeeper. Raises StoreUnavailable."""
-    from toc.coordination.onlooker import Onlooker
+    from toc.coordination.views import Onlooker
 
     topics = center.store.topics.list()
     slots = {slot for topic in topics for slot in topic.slots()}

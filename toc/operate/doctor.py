@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 
 from toc.coordination.assignment import TABLES
-from toc.coordination.coordinator import SlotRow, SlotState, WorkerRow
 from toc.coordination.session import Address
+from toc.coordination.views import SlotRow, SlotState, WorkerRow
 from toc.coordination.znodes import host_of
 from toc.index import preflight
 from toc.index.calls import BySlot

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from toc.coordination.coordinator import SlotRow, WorkerRow
     from toc.coordination.operator import Intents, Move
+    from toc.coordination.views import SlotRow, WorkerRow
     from toc.index.messages import Peek
     from toc.model.access import Token
     from toc.model.schedule import Fire

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 
 from toc.coordination.assignment import Member
-from toc.coordination.coordinator import WorkerRow
+from toc.coordination.views import WorkerRow
 from toc.index.messages import Peek
 from toc.maintenance.depths import depths as slot_depths
 from toc.model.errors import IndexUnavailable, StoreUnavailable, TocError, Unavailable

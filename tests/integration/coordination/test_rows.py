@@ -10,8 +10,7 @@ import pytest
 from harness.clocks import PushedClock
 from harness.coordination import Driven
 
-from toc.coordination.assignment import Member
-from toc.coordination.coordinator import DEAD_FOR_MS
+from toc.coordination.assignment import DEAD_FOR_MS, Member
 from toc.coordination.rows import RowsCoordinator
 from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable

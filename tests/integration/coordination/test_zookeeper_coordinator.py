@@ -20,9 +20,9 @@ from kazoo.security import ACL, Permissions  # type: ignore[import-untyped]  # k
 from benchmarks.local import ZooKeeper
 from toc.coordination import leader, session
 from toc.coordination.assignment import Member
-from toc.coordination.coordinator import SlotRow, WorkerRow
 from toc.coordination.operator import Operator
 from toc.coordination.session import Address, Session
+from toc.coordination.views import SlotRow, WorkerRow
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.model.errors import CoordinationUnavailable
 from toc.model.topic import Slot

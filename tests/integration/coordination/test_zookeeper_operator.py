@@ -13,9 +13,9 @@ from harness.secured import zookeeper_client, zookeeper_url
 from benchmarks.local import ZooKeeper
 from benchmarks.private import free_port
 from toc.coordination.assignment import Member
-from toc.coordination.coordinator import SlotState
 from toc.coordination.operator import Operator
 from toc.coordination.session import DIRECTORIES
+from toc.coordination.views import SlotState
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.model.errors import CoordinationUnavailable
 from toc.model.topic import Slot

@@ -2,16 +2,22 @@
 
 desired (coordinator)  -> claim -> take          to the worker
 no longer desired      -> drop -> dropped -> release
+
+Rows in the first database, or ZooKeeper, coordinate. A handover in order: the slot vanishes from the old
+owner's ``desired``; the old owner stops taking from it, finishes or gives back what it holds, and releases
+it; only then is the new owner's claim granted. While that server is out of reach, ``desired`` and ``claimed``
+stay; new claims are granted only to a worker that replaces another one of this daemon, for that one's slots.
+What vanishes from ``claimed`` without a release is lost: another worker has it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
+from typing import TYPE_CHECKING
 
 from toc.config import Settings
 from toc.coordination.assignment import TABLES, Spread
-from toc.coordination.coordinator import Coordinator
 from toc.coordination.presence import LocalNames
 from toc.coordination.rows import Members, RowsCoordinator
 from toc.loop import Loop
@@ -22,6 +28,9 @@ from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.worker.daemon.processes import Child
+
+if TYPE_CHECKING:
+    from toc.coordination.zookeeper import ZooKeeperCoordinator
 
 log = get_logger(__name__)
 
@@ -207,7 +216,9 @@ class WorkerSlots:
             self.incomplete |= len(granted) < len(missing)
 
 
-def _coordinator(settings: Settings, members: Members, on_change: Callable[[], None]) -> Coordinator:
+def _coordinator(
+    settings: Settings, members: Members, on_change: Callable[[], None]
+) -> RowsCoordinator | ZooKeeperCoordinator:
     """Return the coordinator of these settings, which is not connected yet."""
     if not settings.zookeeper:
         return RowsCoordinator(

@@ -1,102 +1,16 @@
-"""The interface of coordination for a daemon, and the views of it for an operator."""
-
-from __future__ import annotations
+"""What an operator sees of a cluster: its workers, its slots, and who wants what."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Protocol
+from itertools import chain
+from typing import Any
 
 from toc.coordination.assignment import TABLES, Member
+from toc.coordination.ledger import assign_rows, daemon_of
+from toc.model.member import MemberRow
 from toc.model.topic import Slot
-
-DEAD_FOR_MS = 600_000
-"""How long a known death is remembered (ms): longer than others need to put back the dead worker's
-entries."""
-
-
-class Coordinator(Protocol):
-    """Gives slots to the worker processes of one daemon: through rows in the first database, or ZooKeeper.
-
-    One thread calls all methods. A handover in order: the slot vanishes from the old owner's ``desired``; the
-    old owner stops taking from it, finishes or rolls back what it holds, and releases it; only then is the
-    new owner's claim granted. While that server is out of reach, ``desired`` and ``claimed`` stay; new claims
-    are granted only to a worker that replaces another one of this daemon, for that one's slots.
-    """
-
-    def start(self) -> None:
-        """Connect. Raises CoordinationUnavailable."""
-
-    def stop(self) -> None:
-        """Release everything and disconnect. May be called twice, or without start."""
-
-    def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
-        """Set what to assign: topic -> number of slots (former slot amounts included, tables as TABLES).
-
-        ``deliveries``: topic -> delivery, for those that are not delivered to handlers.
-        """
-
-    def join(self, member: Member) -> None:
-        """Add a worker process of this daemon to the cluster, or update what is known of it."""
-
-    def leave(self, worker_id: str, *, known_dead: bool) -> None:
-        """Remove a worker and drop its claims. ``known_dead``: its process is known to have ended."""
-
-    def desired(self) -> dict[str, set[Slot]]:
-        """Return worker_id -> the slots that it should own, for each worker that joined here."""
-
-    def claimed(self) -> dict[str, set[Slot]]:
-        """Return worker_id -> the slots that it holds.
-
-        A slot that vanishes from here without a release is lost: the session ended, and another worker has
-        claimed the slot. The worker must stop taking from it.
-        """
-
-    def claim(self, worker_id: str, slots: Collection[Slot]) -> set[Slot]:
-        """Claim slots for a worker. Returns those that it holds now. Claim the others again when woken."""
-
-    def release(self, worker_id: str, slots: Collection[Slot]) -> None:
-        """Drop claims, once the worker holds no entry of these slots any more."""
-
-    def dead_workers(self) -> frozenset[str]:
-        """Return the workers whose process is known to have ended, for ten minutes after that."""
-
-    def connected(self) -> bool:
-        """Whether every claim can be granted now. If not, this daemon keeps what it holds."""
-
-    def sure_until(self) -> float:
-        """Return until when (monotonic) no other daemon has what ours hold, as far as this one can know: one
-        that is cut off cannot always tell that from an outage. Later ours start nothing without a lease."""
-        return float("inf")
-
-    def senders(self) -> int:
-        """Return how many workers of all daemons send webhooks; 0 if that is not known."""
-        return 0
-
-    def drained(self) -> bool:
-        """Whether an operator has drained this daemon's host, as far as known."""
-        return False
-
-    def unowned(self) -> frozenset[Slot]:
-        """Return the slots, tables included, that no worker may have.
-
-        Only one of the daemons returns any: with ZooKeeper the leading one, as of when it last read them.
-        """
-
-    def step(self) -> float | None:
-        """Do what is due. Returns the seconds until the next step, or None if the next step waits
-        for an event."""
-        return None
-
-
-def by_worker(workers: Iterable[str], owners: Mapping[Slot, str | None]) -> dict[str, set[Slot]]:
-    """Return the slots that each of these workers has."""
-    found: dict[str, set[Slot]] = {worker_id: set() for worker_id in workers}
-    for slot, owner in owners.items():
-        if owner in found:
-            found[owner].add(slot)
-    return found
 
 
 class SlotState(StrEnum):
@@ -221,3 +135,45 @@ def slot_rows(
         reason = "; ".join(part for part in (cause, step) if part) or "balance"
         rows.append(SlotRow(*slot, state, holder, target, claim.since if claim else None, reason))
     return rows
+
+
+class Onlooker:
+    """What the rows say at one moment, as an operator sees it.
+
+    ``rows`` are those of all daemons, ``slots`` all slots that there are, tables included; ``deliveries``
+    as for ``assign``."""
+
+    def __init__(
+        self, rows: Iterable[MemberRow], slots: Collection[Slot], deliveries: Mapping[str, str]
+    ) -> None:
+        self._rows = list(rows)
+        self._daemons = {row.name: daemon_of(row.name, row.data) for row in self._rows if row.alive}
+        owners = assign_rows(self._daemons.values(), slots, deliveries)
+        self._assignment: dict[str, list[str | None]] = {}
+        for slot, owner in sorted(owners.items()):
+            self._assignment.setdefault(slot.topic, []).append(owner)
+        self._claims: dict[Slot, SlotOwner] = {}
+        self._hosts: dict[str, str] = {}
+        for name, daemon in self._daemons.items():
+            for worker, some in {name: daemon.leaving, **daemon.slots}.items():
+                self._claims |= {slot: SlotOwner(worker, 0) for slot in some if slot in owners}
+                self._hosts[worker] = name
+
+    def workers(self) -> list[WorkerRow]:
+        """Return every worker that is alive."""
+        members = chain.from_iterable(daemon.members.values() for daemon in self._daemons.values())
+        return worker_rows(members, self._assignment, self._claims)
+
+    def slots(self) -> list[SlotRow]:
+        """Return every slot, with its owner, its assigned worker, and the reason."""
+        return slot_rows(self._assignment, self._claims, self._hosts, pins={}, leaving={})
+
+    def silent(self) -> dict[str, int]:
+        """Return the hosts without a living daemon, one of whose daemons did not leave: seconds since it was
+        heard of."""
+        living = {row.host for row in self._rows if row.alive}
+        heard: dict[str, int] = {}
+        for row in self._rows:
+            if row.host not in living:
+                heard[row.host] = min(row.age // 1000, heard.get(row.host, row.age // 1000))
+        return heard
