@@ -12,12 +12,10 @@ import asyncio
 import contextlib
 import gc
 import logging
-import mmap
 import os
 import resource
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -34,19 +32,14 @@ from toc.gateway.service import Service
 from toc.loop import Loop, watch_threads, watched_task
 from toc.model.errors import TocError
 from toc.model.topic import Topic
-from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
-from toc.observe.log import close_log, configure, detach, get_logger
+from toc.observe.log import close_log, configure, get_logger
 from toc.observe.metrics import GATEWAYS_READY
 from toc.operate.bulk_jobs import BulkRunner
 from toc.operate.tokens import TokenBook
 from toc.sdk.client import TimeoutCenter
-from toc.worker.control import BEAT_SECONDS, ControlPipe, known
+from toc.worker.control import BEAT_SECONDS, ControlPipe, begin
 
 log = get_logger(__name__)
-
-SWITCH_INTERVAL_SECONDS = 0.0005
-"""How often threads may switch. With Python's default, a thread with an answer would wait 5 ms for the busy
-event loop."""
 
 
 FurtherPorts = Callable[[Service, argparse.Namespace], Iterable[tuple[str, Any, socket.socket]]]
@@ -176,21 +169,13 @@ def only_from(app: Any, networks: list[str]) -> Any:
 def main(further: FurtherPorts = lambda _service, _arguments: ()) -> None:
     """The entry point of the process; of one with ``further`` ports, called by its own."""
     parser = argparse.ArgumentParser()
-    for name in ("link", "known", "board", "listen"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    parser.add_argument("--worker-id", required=True)
+    parser.add_argument("--listen", type=int, required=True)
     parser.add_argument("--tls-cert")
     parser.add_argument("--tls-key")
     parser.add_argument("--per-address", type=int, default=MAX_PER_ADDRESS)
     for name in ("allow", "proxy", "dialect", "dialect-from", "dialect-host"):
         parser.add_argument(f"--{name}", action="append", default=[])
-    arguments = parser.parse_args()
-    write_to(SharedMetrics(mmap.mmap(arguments.board, BOARD_BYTES)))
-    os.close(arguments.board)  # the mapping stays
-    detach()
-    link = ControlPipe(socket.socket(fileno=arguments.link))
-    told = known(arguments.known)
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    arguments, link, told = begin(parser)
     watch_threads()
     logging.getLogger("uvicorn").disabled = True
     logging.getLogger("uvicorn.error").disabled = True

@@ -19,14 +19,6 @@ log = get_logger(__name__)
 NO_HANDLERS = "toc.worker.no_handlers:center"
 """The application without handlers: its workers only sweep, purge and reclaim."""
 
-_left: list[str] = []
-"""Working directories that an application left while it was imported."""
-
-
-def started_in() -> str | None:
-    """The directory in which processes that load the application again must start; None: this one."""
-    return _left[0] if _left else None
-
 
 def load_app(path: str) -> TimeoutCenter:
     """Return the TimeoutCenter that ``path`` names; its module may be in the working directory.
@@ -50,8 +42,6 @@ def load_app(path: str) -> TimeoutCenter:
             at = "" if isinstance(exc, SyntaxError) else where(exc)  # whose text tells its own place
             what = f"importing it failed: {why}{at and f' (at {at})'}"
         raise AppNotFound(f"--app {path!r}: {what}") from exc
-    if os.getcwd() != here:  # noqa: PTH109
-        _left.append(here)
     center = getattr(module, attribute, None)
     if isinstance(center, AsyncTimeoutCenter):
         center = center.sync

@@ -23,10 +23,13 @@ These messages tell how a process ended. Its exit code does not, because a handl
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
+import mmap
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Self
@@ -34,7 +37,11 @@ from typing import Any, NamedTuple, Self
 from toc.model.documents import parse_object
 from toc.model.fork import call_in_children
 from toc.model.topic import Slot
+from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
+from toc.observe.log import detach
 
+SWITCH_INTERVAL_SECONDS = 0.0005
+"""How often threads may switch. Python's default of 5 ms is more than a task, or an answer, may be late."""
 BEAT_SECONDS = 1.0
 """How often a process sends a beat."""
 MAX_LINE_BYTES = 64 * 1024 * 1024
@@ -121,10 +128,22 @@ class ControlPipe:
         self._socket.close()
 
 
-def known(descriptor: int) -> dict[str, Any]:
-    """Return what the daemon has read of the task table. It stands in the file of this descriptor."""
-    with os.fdopen(descriptor, "rb") as file:
-        return parse_object(file.read(), most=MAX_LINE_BYTES)
+def begin(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, ControlPipe, dict[str, Any]]:
+    """Begin a process that a daemon has started: parse its arguments, and let its numbers be seen.
+
+    Returns also the channel to the daemon, and what that has read of the task table.
+    """
+    parser.add_argument("--worker-id", required=True)
+    for name in ("link", "known", "board"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    arguments = parser.parse_args()
+    write_to(SharedMetrics(mmap.mmap(arguments.board, BOARD_BYTES)))
+    os.close(arguments.board)  # the mapping stays
+    detach()
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    with os.fdopen(arguments.known, "rb") as file:
+        known = parse_object(file.read(), most=MAX_LINE_BYTES)
+    return arguments, ControlPipe(socket.socket(fileno=arguments.link)), known
 
 
 def _message(line: bytes) -> dict[str, Any]:

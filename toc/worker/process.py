@@ -8,9 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
-import mmap
-import os
-import socket
 import sys
 import threading
 from pathlib import Path
@@ -19,17 +16,14 @@ from toc.coordination.presence import Presence
 from toc.loop import end_process, leave_process, watch_threads
 from toc.model.errors import InvalidInput, TocError
 from toc.model.topic import Topic
-from toc.observe.board import BOARD_BYTES, SharedMetrics, write_to
-from toc.observe.log import configure, detach
+from toc.observe.log import configure
 from toc.sdk.client import apart
 from toc.worker import guards
 from toc.worker.app import load_app, skip_breakpoints, tell
-from toc.worker.control import ControlPipe, known
+from toc.worker.control import begin
 from toc.worker.run.wrapped import surrounded, tell_ready
 from toc.worker.worker import Worker
 
-SWITCH_INTERVAL_SECONDS = 0.0005
-"""How often threads may switch. Python's default of 5 ms is more than a task may be late."""
 FLUSH_SECONDS = 2.0
 """How long hooks that are still to be told may take at the end."""
 TIMER_SLACK = Path("/proc/self/timerslack_ns")
@@ -40,22 +34,13 @@ def main() -> None:
     """The entry point of ``python -m toc.worker.process``."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--app", required=True)
-    parser.add_argument("--worker-id", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--webhooks", action="store_true")
     parser.add_argument("--tell", action="store_true")
-    for name in ("link", "known", "board"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    arguments = parser.parse_args()
+    arguments, link, first = begin(parser)
     presence = Presence(arguments.worker_id)  # before its name is known to others, until the end
-    write_to(SharedMetrics(mmap.mmap(arguments.board, BOARD_BYTES)))
-    os.close(arguments.board)  # the mapping stays
-    detach()
-    link = ControlPipe(socket.socket(fileno=arguments.link))
     guards.guard_descriptor(link.fileno())
     guards.keep_apart()
-    first = known(arguments.known)
-    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with contextlib.suppress(OSError):  # a kernel without it, or a read-only /proc
         TIMER_SLACK.write_text("1")  # threads inherit it
     skip_breakpoints()

@@ -3,13 +3,11 @@
 While the first database is away the last minutes wait in memory, and are written when it is back.
 """
 
-from __future__ import annotations
-
 import secrets
-import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
+from toc.loop import Loop
 from toc.model import minute as minutes
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import SchemaBehind, StoreUnavailable
@@ -66,28 +64,24 @@ class Minutes:
         self._most = 0
         self._unwritten: deque[MinuteRow] = deque(maxlen=minutes.KEPT)
         self._complains = RateLimit(clock, COMPLAIN_SECONDS)
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="toc-minutes", daemon=True)
+        self._over = False
+        self._loop = Loop("minutes", self._turn, last=True)
 
     def start(self) -> None:
         """Begin to write each minute."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Have the last one written, within LAST_SECONDS. May be called twice, or without start."""
-        self._stopped.set()
-        if self._thread.is_alive():
-            self._thread.join(LAST_SECONDS)
+        self._over = True
+        self._loop.stop(LAST_SECONDS)
 
-    def _run(self) -> None:
-        wait, over = 0.0, False
-        while not over:
-            over = self._stopped.wait(wait)
-            try:
-                wait = self.run_once(last=over)
-            except Exception:  # numbers that cannot be told must not end what does the work
-                log.warning("minutes_not_written", exc_info=True)
-                wait = MINUTE_MS / 1000
+    def _turn(self) -> float:
+        try:
+            return self.run_once(last=self._over)
+        except Exception:  # numbers that cannot be told must not end what does the work
+            log.warning("minutes_not_written", exc_info=True)
+            return MINUTE_MS / 1000
 
     def run_once(self, *, last: bool = False) -> float:
         """Write the minute that is over, if one is or it is the ``last``. Returns the seconds until the next

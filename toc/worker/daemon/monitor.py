@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
@@ -24,6 +25,7 @@ from socketserver import TCPServer
 from typing import Any, NamedTuple
 
 from toc.config import Settings
+from toc.loop import Loop
 from toc.maintenance.depths import depths
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, IndexUnavailable, StoreUnavailable
@@ -137,7 +139,8 @@ class Monitor:
         self._databases: Values = {}
         self._away: dict[str, list[str]] = {}
         """For each kind of server, the errors of those out of reach; absent until the first check."""
-        self._stopped = threading.Event()
+        looks = {"look-index": self._look_at_index, "look-databases": self._look_at_databases}
+        self._looks = [Loop(name, partial(self._look, look)) for name, look in looks.items()]
         self._started = False
         pages = {"/metrics": self._metrics, "/livez": self._livez, "/readyz": self._readyz}
         self._server = listen(settings.metrics_address, pages) if settings.metrics_address else None
@@ -176,12 +179,10 @@ class Monitor:
         if self._server is None:
             return
         self._started = True
-        for name, target in (
-            ("metrics", self._server.serve_forever),
-            ("look-index", lambda: self._look_on(self._look_at_index)),
-            ("look-databases", lambda: self._look_on(self._look_at_databases)),
-        ):  # not watched: measurements that fail must never end a daemon
-            threading.Thread(target=target, name=f"toc-{name}", daemon=True).start()
+        # not watched: measurements that fail must never end a daemon
+        threading.Thread(target=self._server.serve_forever, name="toc-metrics", daemon=True).start()
+        for loop in self._looks:
+            loop.start()
         log.info("metrics_served", address=self.address)
 
     @property
@@ -194,7 +195,8 @@ class Monitor:
 
     def stop(self) -> None:
         """Stop listening. May be called twice, or without start."""
-        self._stopped.set()
+        for loop in self._looks:
+            loop.stop(0)
         self._queues.close()
         self._minutes.stop()
         server, self._server = self._server, None
@@ -205,15 +207,14 @@ class Monitor:
 
     # --- looking at the servers
 
-    def _look_on(self, look: Callable[[], None]) -> None:
-        while not self._stopped.is_set():
-            began = time.monotonic()
-            try:
-                look()
-            except Exception:
-                log.warning("look_failed", exc_info=True)
-            took = time.monotonic() - began
-            self._stopped.wait(max(LOOK_SECONDS, LOOK_SHARE * min(took, LOOK_TIMEOUT_SECONDS)))
+    def _look(self, look: Callable[[], None]) -> float:
+        began = time.monotonic()
+        try:
+            look()
+        except Exception:
+            log.warning("look_failed", exc_info=True)
+        took = time.monotonic() - began
+        return max(LOOK_SECONDS, LOOK_SHARE * min(took, LOOK_TIMEOUT_SECONDS))
 
     def _look_at_index(self) -> None:
         values: Values = {}

@@ -7,8 +7,6 @@ started still runs, and no copy holds a connection with row locks open. After an
 programs that handlers have started continue.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -21,7 +19,6 @@ from typing import Any
 
 from toc.coordination.assignment import Member
 from toc.model.topic import Slot
-from toc.worker.app import started_in
 from toc.worker.control import ControlPipe
 
 SILENT_SECONDS = 15.0
@@ -133,8 +130,9 @@ class SideProcesses:
 
 
 def start(
-    command: Sequence[str], descriptors: Sequence[int], known: Mapping[str, Any], member: Member, index: int
-) -> WorkerProcess:
+    command: Sequence[str], descriptors: Sequence[int], known: Mapping[str, Any], member: Member, index: int,
+    cwd: str,
+) -> WorkerProcess:  # fmt: skip
     """Start a worker process that inherits these descriptors, and tell it what is ``known``.
 
     Raises OSError, after cleaning up.
@@ -149,7 +147,7 @@ def start(
             [*command, "--link", str(theirs.fileno()), "--known", str(told.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=[theirs.fileno(), told.fileno(), *descriptors],
-            cwd=started_in(),
+            cwd=cwd,
             process_group=0,
         )
         undo.callback(process.wait)

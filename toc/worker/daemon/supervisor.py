@@ -9,8 +9,6 @@ Suspects run alone, in a process of their own:
     ran         from it                 the row is written; the next may run
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors
@@ -128,6 +126,7 @@ class Daemon(Keeper[WorkerProcess]):
         settings: Settings,
         beside: SideProcesses,
         command: list[str],
+        cwd: str,
         *,
         webhooks: bool,
     ) -> None:
@@ -140,7 +139,7 @@ class Daemon(Keeper[WorkerProcess]):
         serves |= {Delivery.WEBHOOK.value} if webhooks else set()
         super().__init__(center, settings, workers=self._processes, serves=serves)
         self._metrics = self.monitor.address
-        self._command = command
+        self._command, self._cwd = command, cwd
         self._options = ["--webhooks"] if webhooks else []
         identity = center.store.identity
         # The processes get these from us, because the server may be away when they start.
@@ -268,7 +267,8 @@ class Daemon(Keeper[WorkerProcess]):
                 command += [f"--worker-id={worker_id}", "--board", str(board)]
                 topics = [topic.values() for topic in self.center.catalog.known().values()]
                 known = {**self._known, "topics": topics}
-                child = processes.start(command, [board, *inherited], known, self._member(worker_id), index)
+                about = known, self._member(worker_id), index
+                child = processes.start(command, [board, *inherited], *about, self._cwd)
         except OSError as exc:  # no memory, no more processes or files: running workers continue
             self.monitor.ended(worker_id)
             log.warning("worker_not_started", error=str(exc))
@@ -294,8 +294,6 @@ class Daemon(Keeper[WorkerProcess]):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(child.pid, signal.SIGKILL)
         code = child.process.wait()
-        if self._stop_at is not None and not child.heard and child.unfit is None:
-            child.left = True  # it was told to stop while it started
         alone = child.index == self._alone_index
         if child.heard and not child.left and (alone or self._consumes(child)):
             child.member = True  # publish the death even if it was leaving
@@ -355,11 +353,9 @@ class Daemon(Keeper[WorkerProcess]):
             os.close(descriptor)  # a listening socket left open here would accept clients that nobody serves
         super()._stop()
         for child in self._children.values():
-            if not child.heard:
-                # A process reads the link only after its start, which may take too long, so it gets
-                # SIGTERM too. A process that has just started leaves in good order after either of
-                # them.
-                os.kill(child.pid, signal.SIGTERM)
+            if not child.heard:  # it loads the application, which may take long, and has nothing yet
+                child.left = True
+                child.process.kill()
 
 
 def run_daemon(
@@ -373,6 +369,7 @@ def run_daemon(
     Raises, before it starts anything: AppNotFound, UnknownTopic, SchemaBehind, UnfitServer, Unavailable, or
     ConfigError, also for an address at which it cannot listen.
     """
+    here = os.getcwd()  # noqa: PTH109 - where the application is found: it may go elsewhere when imported
     center = load_app(app)
     try:
         other = [name for name in _PLACES if getattr(center.settings, name) != getattr(settings, name)]
@@ -385,7 +382,8 @@ def run_daemon(
         if webhooks and not settings.secret_key:
             log.warning("webhooks_without_key")
         command = [sys.executable, "-m", "toc.worker.process", "--app", app, *(["--tell"] if tell else [])]
-        daemon = Daemon(center, settings, beside or SideProcesses("", 0, ()), command, webhooks=webhooks)
+        beside = beside or SideProcesses("", 0, ())
+        daemon = Daemon(center, settings, beside, command, here, webhooks=webhooks)
         watch_threads()
         return daemon.run()
     finally:
