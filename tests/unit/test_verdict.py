@@ -19,7 +19,6 @@ from toc.model.verdict import (
     MAX_CRASHES,
     Check,
     Failure,
-    Outcome,
     Place,
     Unpulled,
     after_crash,
@@ -134,8 +133,8 @@ def test_an_expired_task_is_dead_only_if_a_try_had_started(
     changed: dict[str, object], ended: tuple[bool, int, str | None]
 ) -> None:
     before = row(expires_at=NOW - 1, **changed)
-    failure, dead = after_failure(before, TOPIC, EXPIRED, NOW)
-    assert dead, "it has ended, one way or the other"
+    failure = after_failure(before, TOPIC, EXPIRED, NOW)
+    assert failure.dead, "it has ended, one way or the other"
     assert failure == after_expiry(before, NOW)
     assert failure.expired
     assert failure[:4] == (before.job_id, before.version, before.attempts, before.crashes)
@@ -145,15 +144,15 @@ def test_an_expired_task_is_dead_only_if_a_try_had_started(
 
 @pytest.mark.parametrize(("after", "dead"), [(1.0, False), (1.001, True)])
 def test_a_task_whose_next_try_would_come_after_it_expired_is_dead_at_once(after: float, dead: bool) -> None:
-    failure, died = failed(row(**EXPIRES), Retry(timedelta(seconds=after)))
-    assert (died, failure.expired, failure.started) == (dead, dead, True)
+    failure = failed(row(**EXPIRES), Retry(timedelta(seconds=after)))
+    assert (failure.dead, failure.expired, failure.started) == (dead, dead, True)
     assert failure.error is not None, "the error is what the try raised"
 
 
 def test_a_death_that_is_not_of_its_expiry_does_not_say_so() -> None:
     for error, attempts in ((ValueError(), 3), (Dead("wrong number"), 0)):
-        failure, dead = failed(row(attempts=attempts, expires_at=NOW - 1), error)
-        assert (dead, failure.expired) == (True, False)
+        failure = failed(row(attempts=attempts, expires_at=NOW - 1), error)
+        assert (failure.dead, failure.expired) == (True, False)
 
 
 def test_a_crash_leaves_an_expired_task_to_the_row_check() -> None:
@@ -181,14 +180,14 @@ def change(before: TryRow, failure: Failure | None) -> dict[str, object]:
     }
 
 
-def failed(before: TryRow, error: Raised | BaseException) -> Outcome:
+def failed(before: TryRow, error: Raised | BaseException) -> Failure:
     return after_failure(before, TOPIC, error if isinstance(error, Raised) else raised(error), NOW)
 
 
 def test_a_failed_try_is_used_up_and_ends_the_row_of_crashes() -> None:
     before = row(crashes=2)
-    failure, dead = failed(before, ValueError("no luck"))
-    assert not dead
+    failure = failed(before, ValueError("no luck"))
+    assert not failure.dead
     assert change(before, failure) == {
         "attempts": 1,
         "crashes": 0,
@@ -210,36 +209,36 @@ def test_a_failed_try_is_used_up_and_ends_the_row_of_crashes() -> None:
     ],
 )  # fmt: skip
 def test_the_tries_of_the_row_decide_death(tries: int, attempts: int, dead: bool) -> None:
-    failure, died = failed(row(tries=tries, attempts=attempts), ValueError())
-    assert died is dead
+    failure = failed(row(tries=tries, attempts=attempts), ValueError())
+    assert failure.dead is dead
     assert attempts != failure.new_attempts <= MAX_ATTEMPTS, "the next try must not be taken for this one"
 
 
 def test_a_task_that_was_tried_very_often_waits_for_the_cap() -> None:
     slow = Topic("order.close", 7, 8, backoff_base=0.5, backoff_cap=60)
-    failure, _ = after_failure(row(tries=UNLIMITED, attempts=65_000), slow, raised(ValueError()), NOW)
+    failure = after_failure(row(tries=UNLIMITED, attempts=65_000), slow, raised(ValueError()), NOW)
     assert 0 <= failure.next_time - NOW <= 60_000
 
 
 def test_a_retry_says_when() -> None:
     error = Retry(timedelta(seconds=5, microseconds=1))
-    assert failed(row(), error).failure.next_time == NOW + 5001, "never early"
+    assert failed(row(), error).next_time == NOW + 5001, "never early"
 
 
 def test_a_try_is_never_due_before_the_deadline_even_if_the_clock_went_back() -> None:
     later = row(action_time=NOW + 500)
-    assert failed(later, ValueError()).failure.next_time == NOW + 500
+    assert failed(later, ValueError()).next_time == NOW + 500
 
 
 def test_a_task_that_ended_its_process_keeps_its_crashes() -> None:
     ended = Raised("ProcessEnded", "", dead=True, crashed=True)
-    assert failed(row(crashes=5), ended).failure.new_crashes == 5
+    assert failed(row(crashes=5), ended).new_crashes == 5
 
 
 def test_what_another_handler_broke_off_uses_up_no_try_and_counts_as_a_crash() -> None:
     before = row(attempts=3, crashes=1)
-    failure, dead = failed(before, Raised("Disturbed", "cancelled", disturbed=True))
-    assert not dead, "no task dies of what another does"
+    failure = failed(before, Raised("Disturbed", "cancelled", disturbed=True))
+    assert not failure.dead, "no task dies of what another does"
     assert change(before, failure) == {"attempts": 3, "crashes": 2, "next_time": NOW, "error": "cancelled"}
 
 

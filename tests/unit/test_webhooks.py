@@ -226,8 +226,8 @@ TOPIC = Topic("t", 1, 1, retries=2)
 
 def test_a_task_that_expires_while_it_is_postponed_is_looked_at_then() -> None:
     row = ROW._replace(expires_at=5000, attempts=0, crashes=0)
-    failure, dead = after_failure(row, TOPIC, raised(Postponed(9000, "")), 3000)
-    assert (dead, failure.next_time) == (False, 5001)
+    failure = after_failure(row, TOPIC, raised(Postponed(9000, "")), 3000)
+    assert (failure.dead, failure.next_time) == (False, 5001)
     again = row._replace(next_time=failure.next_time)
     assert check(again, now=5001, taken=5001) is Check.EXPIRED
 
@@ -235,8 +235,8 @@ def test_a_task_that_expires_while_it_is_postponed_is_looked_at_then() -> None:
 def test_an_undelivered_try_says_what_was_answered() -> None:
     error = raised(Undelivered("x" * 2000, Sent(500, 12), after_ms=70_000))
     assert (error.text, error.sent, error.after_ms) == ("x" * 1000, Sent(500, 12), 70_000)
-    failure, dead = after_failure(ROW._replace(attempts=0), TOPIC, error, 3000)
-    assert (dead, failure.next_time, failure.sent) == (False, 73_000, Sent(500, 12))
+    failure = after_failure(ROW._replace(attempts=0), TOPIC, error, 3000)
+    assert (failure.dead, failure.next_time, failure.sent) == (False, 73_000, Sent(500, 12))
     assert after_failure(ROW, TOPIC, raised(Undelivered("", Sent(0, 1), dead=True)), 3000).dead
 
 

@@ -4,11 +4,9 @@ A redrive or a purge removes the entry. But an old snapshot, a failover, or a pr
 before can bring it back, and a redrive while Redis is away leaves it there. Nothing takes entries from a
 DeadQueue to run them, so no row check finds them: the owner of the slot checks once a minute.
 
-A row that dies between its second read and the removal loses its entry for a moment. The sweep's pass over
+A row that dies between its read and the removal loses its entry for a moment. The sweep's pass over
 the dead rows restores it within a minute.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -77,8 +75,6 @@ class DeadQueueCheck:
             if not isinstance(page, IndexUnavailable):
                 found[slot] = page
         suspects = self._not_dead([job_id for ids in found.values() for job_id in ids])
-        # Read again right before the removal: the first read was of many rows, and some may have died.
-        suspects = self._not_dead(suspects) if suspects else suspects
         for slot, ids in found.items():
             gone = {job_id: suspects[job_id] for job_id in ids if job_id in suspects}
             if gone:

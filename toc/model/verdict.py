@@ -19,8 +19,6 @@ Pure functions: callers read a task's row, call one of these and apply the resul
     after_nack     how a consumer's failure changes the row
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from typing import NamedTuple
 
@@ -95,10 +93,10 @@ def beyond_horizon(topic: Topic, due: int, now: int) -> bool:
     return due - now > topic.horizon * 1000
 
 
-def is_suspect(row: TryRow, max_crashes: int) -> bool:
-    """Whether ``max_crashes`` consecutive tries or more ended with their worker: the task may run only
-    alone."""
-    return row.crashes >= max_crashes
+def is_suspect(row: TryRow, max_crashes: int, delivery: Delivery) -> bool:
+    """Whether ``max_crashes`` consecutive tries or more ended with their worker: the task may run only alone.
+    A webhook never: it runs nothing of the application."""
+    return row.crashes >= max_crashes and delivery is Delivery.HANDLER
 
 
 def tries_of(row: TryRow | TaskRow, topic: Topic) -> int:
@@ -142,6 +140,8 @@ class Failure(NamedTuple):
     """Whether no try has failed: the task ends because it is too late for one."""
     stack: str = ""
     """The lines of code that what was raised has passed."""
+    dead: bool = False
+    """Whether the task is dead then (or cancelled: ``started``)."""
 
 
 def try_as_read(row: TryRow) -> tuple[int, int, int, int]:
@@ -149,14 +149,7 @@ def try_as_read(row: TryRow) -> tuple[int, int, int, int]:
     return row.job_id, row.version, row.attempts, row.crashes
 
 
-class Outcome(NamedTuple):
-    """How a failed try changes its row, and whether the task is then dead (or cancelled: ``started``)."""
-
-    failure: Failure
-    dead: bool
-
-
-def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcome:
+def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Failure:
     """Return how a try that failed at ``now`` (ms) changes its row.
 
     The try is used up. The crash count is reset, because the try ended by itself, with two exceptions. A task
@@ -170,11 +163,11 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
     payload that does not fit becomes the row's error.
     """
     if raised.expired:
-        return Outcome(after_expiry(row, now), dead=True)
+        return after_expiry(row, now)
     if raised.until is not None:  # [rule: postponed]
         until = min(raised.until, row.expires_at + 1) if row.expires_at else raised.until
         next_time, error = max(now, until, row.action_time), raised.text if raised.misfit else None
-        return Outcome(Failure(*try_as_read(row), row.attempts, row.crashes, next_time, error), dead=False)
+        return Failure(*try_as_read(row), row.attempts, row.crashes, next_time, error)
     if raised.disturbed:
         attempts, dead, crashes = row.attempts, False, min(row.crashes + 1, MAX_CRASHES)
     else:
@@ -188,7 +181,7 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Outcom
     next_time = max(now + delay, row.action_time)  # also if the clock was set back
     expired = not dead and has_expired(row.expires_at, next_time)
     failure = Failure(*try_as_read(row), attempts, crashes, next_time, raised.text, expired)
-    return Outcome(failure._replace(sent=raised.sent, stack=raised.stack), dead or expired)
+    return failure._replace(sent=raised.sent, stack=raised.stack, dead=dead or expired)
 
 
 def is_undecided(read: TryRow, row: TryRow | None) -> bool:
@@ -216,7 +209,7 @@ def after_expiry(row: TryRow, now: int) -> Failure:
         attempts, error = max(attempts, 1), CRASHED
     started = bool(attempts or row.crashes or row.begun)
     failure = Failure(*try_as_read(row), attempts, row.crashes, now, error)
-    return failure._replace(expired=True, started=started, by_time=True)
+    return failure._replace(expired=True, started=started, by_time=True, dead=True)
 
 
 def after_crash(
@@ -240,7 +233,7 @@ def after_crash(
     if row is None or row.status != TaskStatus.PENDING or row.lease > 0:  # [rule: reclaim-waits]
         return None
     written = topic.remaining(row.attempts) != remaining
-    suspect = is_suspect(row, max_crashes) and topic.delivery is Delivery.HANDLER
+    suspect = is_suspect(row, max_crashes, topic.delivery)
     if row.next_time > now or suspect or (written and dead):  # [rule: crash-counted]
         return None
     attempts, error = row.attempts, None

@@ -16,7 +16,6 @@ from functools import partial
 from toc.model.clock import MAX_CLOCK_SKEW_MS, RateLimit
 from toc.model.lateness import LATE_MS, Cause
 from toc.model.task import TryRow
-from toc.model.topic import Delivery
 from toc.model.verdict import Check, check, is_suspect
 from toc.observe.log import get_logger
 from toc.observe.metrics import ORPHANS, STEP
@@ -208,14 +207,11 @@ class Checker:
         if not ready:
             return
         ready = self._written_soon(ready)
-        if alone := [entry for entry in ready if entry.row.crashes and self._is_suspect(entry)]:
+        most = self.tools.max_crashes
+        if alone := [e for e in ready if e.row.crashes and is_suspect(e.row, most, e.handler.delivery)]:
             self.quarantine.admit(alone)
             ready = [entry for entry in ready if entry not in alone]
         self.dispatcher.put(ready)
-
-    def _is_suspect(self, entry: Entry) -> bool:
-        """Whether it may run only alone. A webhook never: it runs nothing of the application."""
-        return entry.handler.delivery is Delivery.HANDLER and is_suspect(entry.row, self.tools.max_crashes)
 
     def _written_soon(self, entries: list[Entry]) -> list[Entry]:
         """Those of the entries whose server keeps up with writing. Postpones the others."""

@@ -16,15 +16,12 @@ A run alone is charged on the row *before* it begins, with the time of the next 
 end. So the count is right whatever happens, and a task that only waits is charged nothing.
 """
 
-from __future__ import annotations
-
 import random
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from toc.loop import Loop
-from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.raised import Raised
 from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Slot
@@ -175,10 +172,7 @@ class RunsAlone:
 
     def _ran_alone(self, entry: Entry) -> bool:
         """Whether its last crashes were runs alone. If not, the limit was lowered after they happened."""
-        try:
-            whole = self.tools.store.get(entry.job_id)
-        except (StoreUnavailable, SchemaBehind):
-            return False
+        whole = self.tools.store.read_each([entry.job_id]).get(entry.job_id)
         return whole is not None and whole.last_error == ALONE
 
     def _count(self, entry: Entry, row: TryRow) -> bool:

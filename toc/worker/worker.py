@@ -20,7 +20,7 @@ import signal
 import time
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from toc.coordination.assignment import PROTOCOL
 from toc.index.takes import Takes
@@ -41,7 +41,7 @@ from toc.worker.lease_keeper import LeaseKeeper
 from toc.worker.quarantine import Quarantine, RunsAlone
 from toc.worker.reclaim import Reclaimer
 from toc.worker.run.bodies import BodyReader
-from toc.worker.run.dispatch import Dispatcher, WebhookHandlers
+from toc.worker.run.dispatch import Dispatcher
 from toc.worker.run.heartbeat import Heartbeat
 from toc.worker.settle.finish import Finisher
 from toc.worker.table_services import TableServices
@@ -49,6 +49,9 @@ from toc.worker.take.adopt import Adopter
 from toc.worker.take.by_rows import RowTaker
 from toc.worker.take.poll import Agenda, Poller
 from toc.worker.tools import Tools
+
+if TYPE_CHECKING:
+    from toc.webhooks.handlers import Webhooks  # its HTTP client is an extra
 
 log = get_logger(__name__)
 
@@ -70,7 +73,7 @@ class Worker:
         *,
         threads: int,
         identity: str | None = None,
-        webhooks: WebhookHandlers | None = None,
+        webhooks: Webhooks | None = None,
     ) -> None:
         settings, clock = center.settings, center.clock
         self._clock = clock
@@ -100,8 +103,8 @@ class Worker:
         takes = Takes(tools.queues, tools.wake)
         self.finisher = finisher = Finisher(tools)
         self.bodies = BodyReader(tools, finisher)
-        limits = threads, settings.async_limit
-        self.dispatcher = dispatcher = Dispatcher(tools, finisher, self.bodies, *limits, webhooks)
+        limits, webhook = (threads, settings.async_limit), None if webhooks is None else webhooks.handler
+        self.dispatcher = dispatcher = Dispatcher(tools, finisher, self.bodies, *limits, webhook)
         quarantine = Quarantine(tools, finisher)
         self.leases = leases = LeaseKeeper(tools, finisher)
         self.checker = Checker(tools, finisher, dispatcher, quarantine, leases)

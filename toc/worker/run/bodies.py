@@ -4,20 +4,18 @@ One thread per database server reads what is wanted at that moment, in round tri
 running tries hold bodies, and a server that hangs holds up no thread but this one for long.
 
 The reader names the version that the row check saw. If that body is gone, the row has changed since: the try
-ends before its handler is called, and its row decides where the entry goes. Nothing is charged.
+ends before its handler is called, its failure is refused, and the row is checked again. Nothing is charged.
 """
 
-from __future__ import annotations
-
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 
 from toc.loop import Loop
 from toc.model.errors import UnreadableTask
 from toc.model.raised import raised
-from toc.model.task import Body, Content, TaskStatus
+from toc.model.task import Body, Content
 from toc.observe.log import get_logger
 from toc.store.servers.shards import Trouble
 from toc.store.tasks.bodies import BODY_BYTES
@@ -118,11 +116,10 @@ class BodyReader:
         then(self._fetched(request))
 
     def _fetched(self, request: _Request) -> Fetched:
-        """Sort the entries of a request."""
+        """Sort the entries of a request. Waits for no server."""
         found, request.found = request.found, {}  # what ends the waiting is kept for as long as it may last
         ready: list[Entry] = []
         bodies: dict[int, Body] = {}
-        gone: list[Entry] = []
         unread: list[Entry] = []
         for entry in request.entries:
             content = found.get(entry.job_id)
@@ -133,35 +130,14 @@ class BodyReader:
             elif isinstance(content, Content):
                 bodies[entry.job_id] = Body(len(content.data), content)
                 ready.append(entry)
-            else:
-                (gone if content is None and entry.job_id in found else unread).append(entry)
-        # This thread must not wait, so a thread of the store does this. That thread must not wait
-        # for other threads of the store, as a call to several servers would: so one call for each
-        # server.
-        server_of = self._tools.store.server_of
-        for number in {server_of(entry.job_id) for entry in (*gone, *unread)}:
-            lost = [entry for entry in gone if server_of(entry.job_id) == number]
-            late = [entry for entry in unread if server_of(entry.job_id) == number]
-            self._tools.store.run_detached(partial(self._give_up, lost, late))
-        return ready, bodies
-
-    def _give_up(self, gone: Iterable[Entry], unread: Iterable[Entry]) -> None:
-        """Settle or postpone entries whose handlers cannot be called without their bodies."""
-        gone = [entry for entry in gone if self._tools.inflight.settle(entry)]
-        away = [entry for entry in unread if self._tools.inflight.settle(entry)]
-        rows = self._tools.store.read_tries([entry.job_id for entry in gone])
-        for entry in gone:
-            row = rows.get(entry.job_id)
-            if entry.job_id in rows.unanswered:
-                away.append(entry)
-            elif row and row.status == TaskStatus.PENDING and row.version == entry.row.version:
-                error = raised(UnreadableTask(entry.job_id, "its body is missing"))
-                self._finisher.ended(entry, error)
-            else:
-                log.info("try_superseded", job_id=entry.job_id, topic=entry.topic.name)
-                self._finisher.settle_by_row([(entry, row)])
-        if away:
-            log.warning("bodies_not_read", tasks=len(away))
+            elif self._tools.inflight.settle(entry):
+                if content is None and entry.job_id in found:  # a row that has changed refuses the failure
+                    missing = UnreadableTask(entry.job_id, "its body is missing")
+                    self._finisher.ended(entry, raised(missing))
+                else:
+                    unread.append(entry)
+        if unread:
+            log.warning("bodies_not_read", tasks=len(unread))
             at = self._tools.clock.now_ms() + int(RETRY_SECONDS * 1000)
-            self._finisher.put_away((entry, at) for entry in away if not entry.lease.possible)
-            self._finisher.give_back_until((entry, at) for entry in away if entry.lease.possible)
+            self._finisher.give_back_until((entry, at) for entry in unread)
+        return ready, bodies

@@ -7,7 +7,7 @@ topic it may take: only what can start soon.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,24 +29,6 @@ log = get_logger(__name__)
 
 CROWD_SECONDS = 0.05
 """For how long an answer about a crowd holds."""
-
-
-class WebhookHandlers(Protocol):
-    """What sends the tasks of webhook topics (``toc.webhooks``).
-
-    ``members``: how many processes do so.
-    """
-
-    members: int
-
-    def run_once(self) -> float:
-        """Read the targets. Returns the seconds until the next call."""
-
-    def handler(self, topic: str) -> Handler:
-        """Return the handler of a topic."""
-
-    def leave(self) -> None:
-        """Send nothing more: leave this process's share of the targets' limits to other processes."""
 
 
 class Starts(Protocol):
@@ -76,7 +58,8 @@ class Dispatcher:
     bodies: BodyReader
     threads: int
     async_limit: int
-    webhooks: WebhookHandlers | None
+    webhook: Callable[[str], Handler] | None
+    """Returns the handler of a webhook topic; None: this process sends none."""
 
     def __post_init__(self) -> None:
         self._wanted = WantedRoom(self.room, (self.tools.wake, *self.tools.row_wakes))
@@ -128,13 +111,13 @@ class Dispatcher:
 
         Only coroutines come and go: the lines of the threads are fixed at the start.
         """
-        if self.webhooks is None:
+        if self.webhook is None:
             return
         for topic in self._topics.values():
             handler, wanted = self.tools.handlers.get(topic.name), self._own.get(topic.name)
             if topic.delivery is Delivery.WEBHOOK:
                 known = handler is not None and handler.delivery is Delivery.WEBHOOK
-                wanted = handler if known else self.webhooks.handler(topic.name)
+                wanted = handler if known else self.webhook(topic.name)
             if wanted is not None and wanted is not handler:
                 self.event_loop.serve(wanted)
                 self.tools.handlers[topic.name] = wanted

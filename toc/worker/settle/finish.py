@@ -6,8 +6,6 @@ a transaction each, then moves their entries. The row always comes first: a cras
 that the next row check corrects.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -19,7 +17,7 @@ from toc.loop import Loop
 from toc.model.lateness import Cause, LateStart
 from toc.model.raised import EXPIRED, Raised
 from toc.model.task import TaskStatus, TryRow
-from toc.model.verdict import Failure, Outcome, Place, after_failure, entry_score, is_undecided
+from toc.model.verdict import Failure, Place, after_failure, entry_score, is_undecided
 from toc.observe.log import get_logger
 from toc.observe.metrics import EXPIRED_TASKS, LATENESS, RUNTIME, STEP, TRIES
 from toc.store.servers.shards import Answers
@@ -174,7 +172,7 @@ class Flusher:
         cases = self.tools.store.finish(tries, sent, lines) if tries else Answers[Finish]()
         guards = self._write_failures(ends.values(), lines)
         overtaken = [entry for entry in done if cases.get(entry.job_id) in MOVED_ON]
-        refused = [e for e, error in failed if guards.get(e.job_id) is Guard.LOST and not error.expired]
+        refused = [e for e, _ in failed if guards.get(e.job_id) is Guard.LOST and e.started]
         rows, waiting = self._read_again(overtaken, refused)
         trouble = cases.unanswered | guards.unanswered | rows.unanswered
         tell_unwritten(trouble)
@@ -198,7 +196,7 @@ class Flusher:
             elif guards[job_id] is Guard.APPLIED:
                 moves.append(self._failed(entry, error, ends[job_id], now))
             else:
-                moves.append(self._overtaken(entry, error, rows.get(job_id), now))
+                moves.append(self._overtaken(entry, rows.get(job_id), now))
         took = self.tools.clock.monotonic() - began
         if took > len(batch) / SLOW_ROWS:
             self.tools.late.slow(Cause.DATABASE, self.server, took, "writing results")
@@ -207,11 +205,11 @@ class Flusher:
             TRIES.of(*labels).add(count)
         return moves, unwritten
 
-    def _write_failures(self, ends: Iterable[Outcome], late: Late) -> Answers[Guard]:
+    def _write_failures(self, ends: Iterable[Failure], late: Late) -> Answers[Guard]:
         guards = Answers[Guard]()
         store = self.tools.store
         for dead, write in ((False, store.fail), (True, store.die)):  # [rule: dead-first]
-            if changes := [end.failure for end in ends if end.dead is dead]:
+            if changes := [end for end in ends if end.dead is dead]:
                 found = write(changes, late)
                 guards = Answers(guards | found, guards.unanswered | found.unanswered)
         return guards
@@ -257,25 +255,25 @@ class Flusher:
         self._outcomes[entry.topic.name, "processed" if case is Finish.DONE else outcome] += 1
         return move_by_row(entry, rows.get(entry.job_id)) if case in MOVED_ON else Move(entry, Place.NOWHERE)
 
-    def _overtaken(self, entry: Entry, error: Raised, row: TryRow | None, now: int) -> Move:
+    def _overtaken(self, entry: Entry, row: TryRow | None, now: int) -> Move:
         """Count a try that failed, and of which nothing was written: its ``row`` has changed."""
-        if error.expired:
+        if not entry.started:
             # Its row is checked again, by Redis's clock: this host's may be ahead of the database's.
             return Move(entry, Place.STORE_QUEUE, entry.row_score(now + int(1000 * RETRY_SECONDS)))
         self._outcomes[entry.topic.name, "overtaken"] += 1
         return move_by_row(entry, row)
 
-    def _failed(self, entry: Entry, error: Raised, end: Outcome, now: int) -> Move:
+    def _failed(self, entry: Entry, error: Raised, failure: Failure, now: int) -> Move:
         """Count and log a try that failed at ``now`` (ms)."""
-        failure, topic = end.failure, entry.topic.name
-        if end.dead and failure.expired:
+        topic = entry.topic.name
+        if failure.dead and failure.expired:
             EXPIRED_TASKS.of(topic).add()
             log.info("task_expired", job_id=entry.job_id, topic=topic, started=failure.started)
         if error.expired:
             if failure.started:
                 self.tools.died(entry.job_id, "it has expired")
             return Move(entry, Place.DEAD_QUEUE if failure.started else Place.NOWHERE)
-        if end.dead:
+        if failure.dead:
             self._outcomes[topic, "dead"] += 1
             log.warning("task_dead", attempts=failure.new_attempts, **_about(entry, error))
             self.tools.died(entry.job_id, error.text)
