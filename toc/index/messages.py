@@ -57,17 +57,16 @@ class Prepared(NamedTuple):
 
 
 class CancelReply(NamedTuple):
-    """``removed``: there was a StoreQueue entry, now removed or moved. ``prepared``: a worker has the id."""
+    """``prepared``: a worker has the id."""
 
-    removed: bool
     prepared: bool
     redis_now_ms: int
 
     @classmethod
     def of(cls, reply: list[int]) -> CancelReply:
         """Parse the reply of cancel.lua or reschedule.lua."""
-        removed, prepared, now_ms = map(int, reply)
-        return cls(removed == 1, prepared == 1, now_ms)
+        prepared, now_ms = map(int, reply)
+        return cls(prepared == 1, now_ms)
 
 
 class ExpiredRequest(NamedTuple):

@@ -408,7 +408,7 @@ def _flags(parts: list[list[int]]) -> list[bool]:
 
 
 WHY = "this cluster has no index: it runs on its database alone"
-NEVER_TAKEN = messages.CancelReply(removed=False, prepared=False, redis_now_ms=0)
+NEVER_TAKEN = messages.CancelReply(prepared=False, redis_now_ms=0)
 """Only the row, which was read before, tells whether a try has begun."""
 
 

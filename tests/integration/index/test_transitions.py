@@ -211,18 +211,17 @@ def test_cancel_removes_what_is_stored_and_tells_of_what_is_prepared(
     before = now_ms()
     found = queues.cancel(dict.fromkeys((1, 3, 99), SLOT))
     replies = {job_id: answered(reply) for job_id, reply in found.items()}
-    assert replies.pop(1)[:2] == (True, False)
-    assert {job_id: reply[:2] for job_id, reply in replies.items()} == {3: (False, True), 99: (False, False)}
+    assert {job_id: reply.prepared for job_id, reply in replies.items()} == {1: False, 3: True, 99: False}
     assert before <= replies[3].redis_now_ms <= now_ms()
     assert state() == {STORE: {2: 20.0}, PREPARE: {3: held(5, 3, 7)}}
 
 
 def test_reschedule_moves_earlier_and_later_and_adds(queues: Queues, seed: Seed, state: STATE) -> None:
     seed(SLOT, store={1: 10.0, 2: 20.5}, prepare={3: held(5, 3, 7)})
-    assert queues.reschedule(SLOT, 1, 100.0)[:2] == (True, False)
-    assert queues.reschedule(SLOT, 2, 5.0)[:2] == (True, False)
-    assert queues.reschedule(SLOT, 3, 5.0)[:2] == (False, True)
-    assert queues.reschedule(SLOT, BIG, 7.0)[:2] == (False, False)
+    assert not queues.reschedule(SLOT, 1, 100.0).prepared
+    assert not queues.reschedule(SLOT, 2, 5.0).prepared
+    assert queues.reschedule(SLOT, 3, 5.0).prepared
+    assert not queues.reschedule(SLOT, BIG, 7.0).prepared
     assert state() == {STORE: {1: 100.0, 2: 5.0, BIG: 7.0}, PREPARE: {3: held(5, 3, 7)}}
 
 
