@@ -27,7 +27,7 @@ from toc.operate.records import STATUS, TaskKnown
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_TOPICS, MAX_WAIT_SECONDS
 from toc.store.schema import ERROR_COLUMN_CHARS
-from toc.store.tasks.bodies import bounded
+from toc.store.tasks.rows import bounded
 
 MAX_BODY_BYTES = 8 << 20
 """Bytes of bodies in one answer, or the first body if that is longer. Further tasks go to the next pull."""

@@ -74,7 +74,7 @@ def test_a_topic_out_of_its_range_is_named_and_the_others_are_read(store: Store,
     change(store.topics, f"UPDATE {store.topics._table} SET {columns} WHERE name='one'")
     with capture_logs() as lines:
         assert [topic.name for topic in store.topics.list()] == ["two"]
-    assert [(line["event"], line["topic"]) for line in lines] == [("topic_not_understood", "one")]
+    assert [(line["event"], line["name"]) for line in lines] == [("topic_not_understood", "one")]
 
 
 @pytest.mark.parametrize("damage", DAMAGE)

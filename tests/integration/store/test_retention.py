@@ -26,7 +26,8 @@ from toc.model.topic import Topic
 from toc.observe.metrics import PURGED
 from toc.store.servers.server import DatabaseServer
 from toc.store.store import Store
-from toc.store.tasks.bodies import BODY_BYTES, bounded
+from toc.store.tasks.bodies import BODY_BYTES
+from toc.store.tasks.rows import bounded
 
 # Bodies: written, moved and deleted with their rows, and readable under the version that the row has.
 

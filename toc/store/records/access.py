@@ -9,8 +9,6 @@ its rows are only ever added, and deleted when their retention is over. ``action
 intent without a result means that the program ended in between, or could not write the result.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from operator import eq, ge, lt
@@ -21,11 +19,8 @@ from sqlalchemy import insert, select
 from toc.model.access import NAME, Role, Token
 from toc.model.documents import parse, parse_object
 from toc.model.errors import UnknownToken
-from toc.observe.log import get_logger
 from toc.store.records.table import NamedTable, RecordTable, State
 from toc.store.tasks import rows as sql
-
-log = get_logger(__name__)
 
 
 class TokenTable(NamedTable[Token]):
@@ -63,9 +58,6 @@ class TokenTable(NamedTable[Token]):
             row["expires_at"], parse_object(row["limits"]).get("rate"), row["created_by"], row["gmt_create"],
             row["revoked_at"],
         )  # fmt: skip
-
-    def _complain(self, name: str, _exc: Exception) -> None:
-        log.warning("token_not_understood", name=name)  # it allows nothing here
 
 
 INTENT, RESULT = "intent", "result"

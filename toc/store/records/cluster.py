@@ -84,7 +84,8 @@ class IdentityTable(RecordTable):
     def set_indexed(self, indexed: bool) -> None:
         """Say whether they are, from now on."""
         self._read()
-        self._set(indexed=int(indexed), horizon=0, horizon_why="", horizon_since=0)
+        values = {"indexed": int(indexed), "horizon": 0, "horizon_why": "", "horizon_since": 0}
+        self._change(self._column.number == 1, **values)
 
     def horizon(self) -> Horizon:
         """Return how far ahead the index reaches at most."""
@@ -94,7 +95,8 @@ class IdentityTable(RecordTable):
 
     def set_horizon(self, bound: Horizon) -> None:
         """Say how far ahead it reaches from now on."""
-        self._set(horizon=bound.seconds, horizon_why=bound.why[:255], horizon_since=bound.since)
+        values = {"horizon": bound.seconds, "horizon_why": bound.why[:255], "horizon_since": bound.since}
+        self._change(self._column.number == 1, **values)
 
     def may_look(self, every_ms: int) -> bool:
         """Whether the caller is to look at the horizon now: nobody has for so long.
@@ -104,9 +106,6 @@ class IdentityTable(RecordTable):
         now, looked = self._clock.now_ms(), self._column.horizon_looked
         lately = looked.between(now - every_ms + 1, now + every_ms)
         return self._change(self._column.number == 1, ~lately, horizon_looked=now) == 1
-
-    def _set(self, **values: int | str) -> None:
-        self._change(self._column.number == 1, **values)
 
     def _read(self) -> tuple[str, str, bool]:
         """Return identity, secret and whether there is an index; make them if this is the first program that

@@ -3,8 +3,6 @@
 Statements are made of the tables of toc.store.schema in SQLAlchemy Core and sent as all others are.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -16,8 +14,11 @@ from sqlalchemy import ClauseElement, ColumnElement, insert, select, update
 
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import InvalidInput, NameTaken, StoreUnavailable, shown
+from toc.observe.log import get_logger
 from toc.store.servers.server import Duplicate, Statement
 from toc.store.servers.shards import Shards
+
+log = get_logger(__name__)
 
 R = TypeVar("R")
 
@@ -93,10 +94,6 @@ class NamedTable(RecordTable, ABC, Generic[R]):
     def _parse(self, row: Mapping[str, Any]) -> R:
         """Make a record of a row. Raises ValueError, TypeError, KeyError or AttributeError."""
 
-    @abstractmethod
-    def _complain(self, name: str, exc: Exception) -> None:
-        """Log that a row is not understood: it is of a later version, or was edited by hand."""
-
     def list(self) -> list[R]:
         """Return all records, by name."""
         return [record for record, _row in self._every()]
@@ -129,8 +126,10 @@ class NamedTable(RecordTable, ABC, Generic[R]):
             try:
                 found.append((self._parse(row), row))
             except (ValueError, TypeError, KeyError, AttributeError) as exc:
-                if self._complains(row[self._name.name]):
-                    self._complain(row[self._name.name], exc)
+                name = row[self._name.name]
+                if self._complains(name):  # it is of a later version, or was edited by hand
+                    event = f"{self.noun}_not_understood"
+                    log.warning(event, name=name, error=str(exc))
         return found
 
     def _add(self, taken: str, **values: Any) -> None:

@@ -229,9 +229,6 @@ class TargetTable(NamedTable[Target]):
         values |= {name: row[name] for name in ("answer", "answered")}
         return Target(**values, created=row["gmt_create"], modified=row["gmt_modified"])
 
-    def _complain(self, name: str, exc: Exception) -> None:
-        log.warning("target_not_understood", target=name, error=type(exc).__name__)  # its tasks wait
-
 
 def no_target(name: str, topic: str) -> str:
     """Return what a topic is told that names a target which is not there, or not for it."""

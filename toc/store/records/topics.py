@@ -1,7 +1,5 @@
 """The topics with their policies, and the templates of which doors make topics."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,13 +13,10 @@ from toc.model.clock import Clock
 from toc.model.documents import parse_object
 from toc.model.errors import InvalidTopic, TopicClosed, TopicExists, UnknownTemplate, UnknownTopic
 from toc.model.topic import NAME, PATTERN, Delivery, Template, Topic, check_topic_name
-from toc.observe.log import get_logger
 from toc.store.records.table import REPEATS, NamedTable
 from toc.store.schema import IDENTITY_TABLE, TOPIC_TABLE
 from toc.store.servers.server import Duplicate, Statement
 from toc.store.servers.shards import Shards
-
-log = get_logger(__name__)
 
 _FIELDS = tuple(field.name for field in fields(Topic))
 _FIXED = frozenset({"name", "biz_type", "delivery"})
@@ -135,9 +130,6 @@ class TopicTable(NamedTable[Topic]):
     def _parse(self, row: Mapping[str, Any]) -> Topic:
         return Topic.of(row)
 
-    def _complain(self, name: str, exc: Exception) -> None:
-        log.warning("topic_not_understood", topic=name, error=str(exc))
-
     def _unknown(self, name: object) -> UnknownTopic:
         return UnknownTopic(f"there is no topic {name!r}", str(name))
 
@@ -195,9 +187,6 @@ class TemplateTable(NamedTable[Template]):
 
     def _parse(self, row: Mapping[str, Any]) -> Template:
         return Template(row["pattern"], parse_object(row["policies"]), row["most_topics"])
-
-    def _complain(self, name: str, exc: Exception) -> None:
-        log.warning("template_not_understood", pattern=name, error=str(exc))
 
 
 def _values(template: Template) -> dict[str, Any]:

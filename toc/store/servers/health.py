@@ -6,8 +6,6 @@ at once for these and continue with other servers and tables. A thread asks what
 again, and then ends.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,6 +25,8 @@ Trouble = StoreUnavailable | SchemaBehind
 """Why a part of the task table did not answer."""
 OF_TABLES = (db.Locked, db.Refused, SchemaBehind)
 """Trouble of some tables or rows only: their server answers."""
+REACHED = (db.Transient, db.PoolExhausted, db.Refused)
+"""Errors that do not say that a server is out of reach."""
 
 PATIENCE_SECONDS = 0.05
 """Least seconds that an answer may take before the server counts as away."""
@@ -71,16 +71,8 @@ class Health:
         """Tables that are set aside, and why."""
         self._average: float | None = None
         """Moving average of answer times, in seconds."""
-        self._locked_until = float("-inf")
-
-    @property
-    def rows_locked(self) -> bool:
-        """Whether rows were found locked a moment ago."""
-        return time.monotonic() < self._locked_until
-
-    def note_locked_rows(self) -> None:
-        """Record that others have locked rows."""
-        self._locked_until = time.monotonic() + LOCKED_SECONDS
+        self.locked_until = float("-inf")
+        """Until when (monotonic) it is asked which rows are locked: some were a moment ago."""
 
     def answered(self, seconds: float) -> None:
         """Record how many seconds an answer took."""
@@ -108,6 +100,11 @@ class Health:
         failed = {table: error for table in tables if (error := self._aside.get(table)) is not None}
         return {table: part for table, part in tables.items() if table not in failed}, failed
 
+    def note(self, error: BaseException | None) -> None:
+        """Mark the server as away if this error says that it is: so no other caller waits for it."""
+        if isinstance(error, StoreUnavailable) and not isinstance(error, REACHED):
+            self.mark_away(error)
+
     def mark_away(self, error: StoreUnavailable) -> None:
         """Mark the server as away after a lasting failure."""
         with self._lock:
@@ -134,11 +131,11 @@ class Health:
                 if not answered(APART_SECONDS):
                     self._server.ask_apart(max(patience, APART_SECONDS))
                 return False
-            if question.answered(patience):
-                question.results()
+            if question.connection.answered(patience):
+                self._server.results(question)
                 self.answered(time.monotonic() - began)
                 return False
-            question.abandon()
+            self._server.abandon(question)
         except StoreUnavailable as exc:
             error = exc
         if answered(0.0):
@@ -155,10 +152,8 @@ class Health:
                     with self._lock:
                         self._aside[table] = error
                         self._watch()
-        except (db.Transient, db.PoolExhausted):
-            pass  # this says nothing about a table
         except StoreUnavailable as exc:
-            self.mark_away(exc)
+            self.note(exc)
 
     def _fault(self, table: int) -> Trouble | None:
         """Return why a table cannot be used. Raises StoreUnavailable if it could not be asked."""
@@ -219,7 +214,7 @@ class Health:
             if alive is None:
                 self._server.ask_apart(MAX_PATIENCE_SECONDS)
             else:
-                alive.results()
+                self._server.results(alive)
                 self.answered(time.monotonic() - began)
         except StoreUnavailable as exc:
             with self._lock:

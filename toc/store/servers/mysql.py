@@ -31,7 +31,7 @@ from toc.model.errors import ConfigError, NotInstalled, SchemaBehind, StoreUnava
 from toc.sockets import KEEPALIVE_SECONDS, URL_FLAGS
 from toc.store.servers import server as db
 from toc.store.servers.mysql_answers import WHOLE, read_answers
-from toc.store.servers.server import Connection, DatabaseServer, Param, Pool, Result, Statement
+from toc.store.servers.server import DatabaseServer, Param, Pool, Result, Statement
 
 _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
 _QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket"}
@@ -278,7 +278,7 @@ def _options(url: URL) -> dict[str, Any]:
     return options
 
 
-class MySqlConnection(Connection):
+class MySqlConnection:
     """A connection that runs batches of statements. The kernel keeps its timeouts, if it can.
 
     ``driver`` is the driver's, which has logged in and closes it.
@@ -301,7 +301,8 @@ class MySqlConnection(Connection):
         """Numbers of statements and packets of the last batch."""
 
     def execute(self, statements: Sequence[Statement], transaction: bool, patient: bool) -> list[Result]:
-        """Run the statements; on an error roll back as far as still possible."""
+        """Run the statements; on an error roll back as far as still possible. ``patient``: see
+        ``DatabaseServer.run``."""
         parts = _with_parameters(statements)
         transaction = transaction and len(parts) > 1  # one statement is a transaction of its own
         if transaction:

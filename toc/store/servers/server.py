@@ -17,12 +17,16 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
 
 from sqlalchemy import Dialect
 
 from toc.model.errors import InvalidInput, StoreUnavailable
 from toc.sockets import none_left
+
+if TYPE_CHECKING:
+    from toc.store.servers.mysql import MySqlConnection
+    from toc.store.servers.sqlite import SqliteConnection
 
 Param = str | bytes | None
 """Types of a parameter; all other values are numbers and part of the SQL."""
@@ -108,40 +112,12 @@ class Options(TypedDict, total=False):
     pool_size: int
 
 
-class Connection(ABC):
-    """A connection to a server, for one thread at a time. Its methods raise the driver's errors."""
-
-    @abstractmethod
-    def execute(self, statements: Sequence[Statement], transaction: bool, patient: bool) -> list[Result]:
-        """Run the statements; on an error roll back as far as still possible. ``patient``: see
-        ``DatabaseServer.run``."""
-
-    @abstractmethod
-    def ask(self, statements: Sequence[Statement]) -> None:
-        """Send statements whose results ``answers`` returns."""
-
-    @abstractmethod
-    def answered(self, seconds: float) -> bool:
-        """Wait at most ``seconds`` until the server says something, or hangs up. Returns whether it does."""
-
-    @abstractmethod
-    def descriptor(self) -> int | None:
-        """Return what can be read once the server says something; None if it never takes its time."""
-
-    @abstractmethod
-    def answers(self) -> list[Result]:
-        """Return the results of the statements that ``ask`` sent."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close it."""
-
-
 class PooledConnection:
-    """A connection and its place in the pool."""
+    """A connection, for one thread at a time, and its place in the pool."""
 
     __slots__ = ("__weakref__", "connection", "opened", "place", "used")
-    connection: Connection
+    connection: MySqlConnection | SqliteConnection
+    """Its methods raise the driver's errors."""
 
     def __init__(self) -> None:
         self.place: weakref.ref[PooledConnection] | None = None
@@ -310,8 +286,8 @@ class DatabaseServer(ABC):
         """Close the connections that nobody has used for a minute."""
         self._pool.close_unused()
 
-    def begin(self, statements: Sequence[Statement]) -> Exchange | None:
-        """Send read-only statements without waiting for the answers.
+    def begin(self, statements: Sequence[Statement]) -> PooledConnection | None:
+        """Send read-only statements without waiting for the answers, which ``results`` reads.
 
         Returns None without an idle connection: ``run`` would have to open one, which takes as long as the
         server likes. Raises what ``run`` raises.
@@ -325,24 +301,35 @@ class DatabaseServer(ABC):
                     link.connection.ask(statements)
                 except BaseException as exc:
                     self._break_off(link, exc)
-                return Exchange(self, link)
+                return link
         return None
+
+    def results(self, link: PooledConnection) -> list[Result]:
+        """Read the answers to what ``begin`` has sent, waiting as long as the timeouts allow. Call it once.
+        Raises as ``run``."""
+        try:
+            results = link.connection.answers()
+        except BaseException as exc:
+            self._break_off(link, exc)
+        self._pool.give(link)
+        return results
+
+    def abandon(self, link: PooledConnection) -> None:
+        """Give up the answers to what ``begin`` has sent, and the connection."""
+        self._pool.drop(link)
 
     def ask_apart(self, seconds: float) -> None:
         """Ask the server over a new connection of its own; each step may take ``seconds``.
 
         It tests the server independently of the connections of the pool.
         """
-        connection, sent = None, False
+        sent = False
         try:
-            connection = self._connect_within(seconds)
-            sent = True
-            connection.execute([ALIVE], transaction=False, patient=False)
+            with contextlib.closing(self._connect_within(seconds)) as connection:
+                sent = True
+                connection.execute([ALIVE], transaction=False, patient=False)
         except Exception as exc:
             _raise(self.translate(exc, sent=sent), exc)
-        finally:
-            if connection is not None:
-                connection.close()
 
     def left_by_switchover(self) -> bool:
         """Whether the server that the connections lead to takes no writes. If so, all are opened anew.
@@ -515,35 +502,6 @@ class DatabaseServer(ABC):
     """As ``for_update``, but leaves out rows that others have locked."""
     read_only: str
     """A query that tells whether the server takes no writes; empty if that cannot be."""
-
-
-class Exchange:
-    """Statements sent to a server whose answers are not read yet. For one thread at a time."""
-
-    def __init__(self, server: DatabaseServer, link: PooledConnection) -> None:
-        self._server = server
-        self._link = link
-
-    def answered(self, seconds: float) -> bool:
-        """Wait at most ``seconds``. Returns whether the answers have begun to arrive."""
-        return self._link.connection.answered(seconds)
-
-    def descriptor(self) -> int | None:
-        """Return what can be read once the answers begin to arrive; None if they are there."""
-        return self._link.connection.descriptor()
-
-    def abandon(self) -> None:
-        """Give up the answers and the connection."""
-        self._server._pool.drop(self._link)
-
-    def results(self) -> list[Result]:
-        """Read the answers, waiting as long as the timeouts allow. Call it once. Raises as ``run``."""
-        try:
-            results = self._link.connection.answers()
-        except BaseException as exc:
-            self._server._break_off(self._link, exc)
-        self._server._pool.give(self._link)
-        return results
 
 
 def _raise(error: BaseException, exc: BaseException) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,9 +19,8 @@ from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.model.fork import call_in_children
 from toc.model.sharding import table_of_job
 from toc.store import schema
-from toc.store.servers import server as db
+from toc.store.servers.health import LOCKED_SECONDS, Health
 from toc.store.servers.health import OF_TABLES as OF_TABLES
-from toc.store.servers.health import Health
 from toc.store.servers.health import Trouble as Trouble
 from toc.store.servers.mysql import MySqlServer
 from toc.store.servers.server import DatabaseServer, Locked, Options, Refused, Statement
@@ -210,7 +210,7 @@ class Shards:
             parts.fail(tables, failed)
             if not rest:
                 return parts
-        if locks and health.rows_locked:
+        if locks and time.monotonic() < health.locked_until:
             rest = self._unlocked(server, rest, parts)
             if not rest:
                 return parts
@@ -225,8 +225,7 @@ class Shards:
             for table, part in free.items():
                 self._ask_table(server, table, part, do, parts)
         except StoreUnavailable as exc:
-            if not isinstance(exc, (db.Transient, db.PoolExhausted)):
-                health.mark_away(exc)
+            health.note(exc)
             parts.fail(tables, dict.fromkeys(rest, exc))
         return parts
 
@@ -257,7 +256,7 @@ class Shards:
         there = {row[0] for result in results[::2] for row in result.rows}
         free = {row[0] for result in results[1::2] for row in result.rows}
         if locked := there - free:
-            self.health[server].note_locked_rows()
+            self.health[server].locked_until = time.monotonic() + LOCKED_SECONDS
             error = Locked(f"{server.name}: another transaction has locked the row")
             parts.failed.update(dict.fromkeys(locked, error))
         left = {table: [job_id for job_id in part if job_id not in locked] for table, part in ids.items()}

@@ -20,7 +20,7 @@ from sqlalchemy.engine import URL
 
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.store.servers import server as db
-from toc.store.servers.server import Connection, DatabaseServer, Duplicate, Pool, Result, Statement, Transient
+from toc.store.servers.server import DatabaseServer, Duplicate, Pool, Result, Statement, Transient
 
 
 def path_of(url: URL) -> Path:
@@ -48,7 +48,7 @@ def connector(url: URL, busy_timeout: float) -> Callable[[], SqliteConnection]:
     return connect
 
 
-class SqliteConnection(Connection):
+class SqliteConnection:
     """A connection to the file. ``driver`` is the driver's."""
 
     def __init__(self, driver: sqlite3.Connection, busy_timeout: float) -> None:

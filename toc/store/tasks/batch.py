@@ -314,7 +314,7 @@ class Batches(Tries):
 
         return sum(
             sum(self._shards.each(self._shards.group(part), send).whole())
-            for part in bodies.bounded(sizes.items())
+            for part in sql.bounded(sizes.items(), bodies.BODY_BYTES)
         )
 
     # --- shared ------------------------------------------------------------------------------------------

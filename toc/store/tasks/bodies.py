@@ -5,18 +5,13 @@ version or deletes it does the same to the body. A reader names the version that
 If that body is gone, the row has changed since.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TypeVar
 
 from toc.model.task import Content, Submission
 from toc.store.servers.server import DatabaseServer, Statement
 from toc.store.servers.shards import Answers, Shards
 from toc.store.tasks import rows as sql
-
-T = TypeVar("T")
 
 BODY_BYTES = 1_000_000
 """Bytes of bodies that one statement writes, or one answer or transaction holds; more if one alone is
@@ -109,20 +104,3 @@ def delete(name: str, task_name: str, job_ids: Iterable[int]) -> Statement:
     """Return the DELETE of the bodies whose rows are gone, for the transaction that deleted these."""
     there = f"SELECT 1 FROM {task_name} WHERE {task_name}.job_id={name}.job_id"
     return Statement(f"DELETE FROM {name} WHERE job_id IN ({sql.numbers(job_ids)}) AND NOT EXISTS ({there})")
-
-
-def bounded(sizes: Iterable[tuple[T, int]], most: int = BODY_BYTES) -> Iterator[list[T]]:
-    """Split things, given with their bodies' bytes (-1: no body), into lists of at most ``most`` bytes.
-
-    A longer one is alone.
-    """
-    part: list[T] = []
-    total = 0
-    for thing, size in sizes:
-        if part and total + size > most:
-            yield part
-            part, total = [], 0
-        part.append(thing)
-        total += max(size, 0)
-    if part:
-        yield part

@@ -5,8 +5,6 @@ Two requests of one name but for different tasks may concern different databases
 first in the database that its key chooses, with what was asked; a claim has no answer.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Sequence
 
@@ -15,7 +13,7 @@ from toc.model.errors import RequestReused, SchemaBehind, StoreUnavailable
 from toc.model.sharding import BizId
 from toc.model.task import Put, PutOutcome, Request
 from toc.store.servers.health import Health
-from toc.store.servers.server import DatabaseServer, PoolExhausted, Refused, Result, Statement, Transient
+from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.servers.shards import Shards
 from toc.store.tasks import rows as sql
 
@@ -66,8 +64,7 @@ class Requests:
             try:
                 results = _answer_in_time(server, health, statements)
             except (StoreUnavailable, SchemaBehind) as exc:
-                if not isinstance(exc, (Transient, PoolExhausted, Refused, SchemaBehind)):
-                    health.mark_away(exc)
+                health.note(exc)
                 continue
             found = answered(results[1::2])
             refused |= {one: reused for one, _ in wanted if (reused := _reused(one, found)) is not None}
@@ -90,14 +87,14 @@ class Requests:
 
 def _answer_in_time(server: DatabaseServer, health: Health, statements: Sequence[Statement]) -> list[Result]:
     """Run statements on a server that the request's tasks may not need. [] once it is known to hang."""
-    exchange = server.begin(statements)
-    if exchange is None:  # no connection is idle; opening one would take as long as the server likes
+    sent = server.begin(statements)
+    if sent is None:  # no connection is idle; opening one would take as long as the server likes
         away = health.examine(lambda _seconds: False)
         return [] if away else server.run(statements, outwait=False)
-    if not exchange.answered(health.patience) and health.examine(exchange.answered):
-        exchange.abandon()
+    if not sent.connection.answered(health.patience) and health.examine(sent.connection.answered):
+        server.abandon(sent)
         return []
-    return exchange.results()
+    return server.results(sent)
 
 
 def select(name: str, wanted: Iterable[Request]) -> Statement:

@@ -1,8 +1,6 @@
 """SQL to read, insert and find task rows. Uses no connection."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, TypeVar
 
@@ -10,6 +8,7 @@ from toc.model.task import TaskRow
 from toc.store.servers.server import DatabaseServer, Param, Result, Statement, Transient
 
 K = TypeVar("K")
+T = TypeVar("T")
 ByTable = Mapping[int, Sequence[int]]
 """Ids by table."""
 
@@ -125,6 +124,21 @@ def alike(ids: ByTable, of: Mapping[int, K]) -> dict[tuple[int, K], list[int]]:
         for job_id in part:
             groups.setdefault((table, of[job_id]), []).append(job_id)
     return groups
+
+
+def bounded(sizes: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]]:
+    """Split things, given with their sizes (-1: none), into lists of at most ``most`` in all. A larger one is
+    alone."""
+    part: list[T] = []
+    total = 0
+    for thing, size in sizes:
+        if part and total + size > most:
+            yield part
+            part, total = [], 0
+        part.append(thing)
+        total += max(size, 0)
+    if part:
+        yield part
 
 
 def read(server: DatabaseServer, selects: Sequence[str], *, outwait: bool = True) -> list[Any]:

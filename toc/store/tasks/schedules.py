@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from toc.model.clock import Clock, to_ms
-from toc.model.errors import InvalidSchedule, ScheduleExists, StoreUnavailable
+from toc.model.errors import InvalidSchedule, ScheduleExists
 from toc.model.schedule import Definition
 from toc.model.schedule_state import Occurrence, Planned, State, Step
 from toc.model.sharding import BizId, JobIds, crc32
@@ -307,19 +307,15 @@ class ScheduleTable:
         fields = ",".join(_literal(server, field, state) for field in COLUMNS)
         values = f"%s,%s,%s,{secrets.randbits(63):d},{fields}"
         insert = Statement(f"INSERT INTO {into} VALUES ({values})", [definition.name, definition.topic, text])
-        for _ in range(REPEATS):
-            try:
-                server.run([insert])
-            except Duplicate:
-                other = self.get(definition.name)
-                if other is None:
-                    continue  # it has just been deleted
-                if other.state.schedule_id != state.schedule_id:
-                    raise ScheduleExists(
-                        f"schedule {definition.name!r} exists already; `toc schedule alter` changes it"
-                    ) from None
-            return StoredSchedule(definition.name, text, state)
-        raise StoreUnavailable(f"{server.name}: schedule {definition.name!r} keeps changing; try again")
+        try:
+            server.run([insert])
+        except Duplicate:
+            other = self.get(definition.name)
+            if other is None or other.state.schedule_id != state.schedule_id:  # else: by this call
+                raise ScheduleExists(
+                    f"schedule {definition.name!r} exists already; `toc schedule alter` changes it"
+                ) from None
+        return StoredSchedule(definition.name, text, state)
 
     def move(self, stored: StoredSchedule, step: Step, topic: Topic) -> Move:
         """Return what ``advance`` needs to take a step."""
@@ -403,23 +399,13 @@ class ScheduleTable:
 
     def _advance(self, server: DatabaseServer, moves: Iterable[tuple[int, Move]]) -> Iterable[Move]:
         """Make moves, in chunks. Yields those that took effect, also if it raises later."""
-        chunk: list[tuple[int, Move]] = []
-        size = 0
-        for table, move in sorted(moves, key=lambda one: (one[0], one[1].stored.name)):
-            if chunk and size + len(move.rows) + 1 > TOGETHER:
-                yield from self._together(server, chunk)
-                chunk, size = [], 0
-            chunk.append((table, move))
-            size += len(move.rows) + 1
-        yield from self._together(server, chunk)
-
-    def _together(self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]]) -> Iterable[Move]:
-        """Make moves in one transaction; or one by one, if a key of one of them is taken."""
-        try:
-            yield from self._send(server, chunk)
-        except Duplicate:
-            for table, move in chunk:
-                yield from self._alone(server, table, move)
+        ordered = sorted(moves, key=lambda one: (one[0], one[1].stored.name))
+        for chunk in sql.bounded(((one, len(one[1].rows) + 1) for one in ordered), TOGETHER):
+            try:
+                yield from self._send(server, chunk)
+            except Duplicate:
+                for table, move in chunk:
+                    yield from self._alone(server, table, move)
 
     def _send(self, server: DatabaseServer, chunk: Sequence[tuple[int, Move]]) -> list[Move]:
         """Make moves in one transaction. Returns those that took effect.

@@ -17,7 +17,7 @@ from toc.loop import Reactor
 from toc.model.clock import to_ms
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TryRow
-from toc.store.servers.server import DatabaseServer, Exchange, Result, Statement
+from toc.store.servers.server import DatabaseServer, PooledConnection, Result, Statement
 from toc.store.servers.shards import OF_TABLES, Answers, Shards, Trouble
 from toc.store.tasks import rows as sql
 from toc.store.tasks.leases import Leases
@@ -72,7 +72,7 @@ class _Lane:
         self.health = shards.health[server]
         self.waiting: list[tuple[ByTable, TakeTries]] = []
         self.asked: list[tuple[ByTable, TakeTries]] = []
-        self.exchange: Exchange | None = None
+        self.sent: PooledConnection | None = None
         """What is watched. None: nothing is asked, or another thread waits for the answers."""
         self.quick = True
         """Whether its last answer came soon."""
@@ -119,9 +119,9 @@ class TriesReader:
                 self._begin(lane)
                 asked.append(lane)
         for lane in asked:
-            exchange, left = lane.exchange, lane.at + SOON_SECONDS - time.monotonic()
-            if exchange is not None and lane.quick and exchange.answered(max(left, 0.0)):
-                self._hear(lane, exchange)
+            sent, left = lane.sent, lane.at + SOON_SECONDS - time.monotonic()
+            if sent is not None and lane.quick and sent.connection.answered(max(left, 0.0)):
+                self._hear(lane, sent)
 
     def run_once(self) -> float:
         """Hand on what other threads have got, and leave servers to them that are late. Returns when the next
@@ -130,9 +130,9 @@ class TriesReader:
             self._end(*self._answered.get_nowait())
         following = inf
         for lane in self._lanes.values():
-            if (exchange := lane.exchange) is not None:
+            if (sent := lane.sent) is not None:
                 if lane.late_at <= time.monotonic():
-                    self._leave(lane, exchange)
+                    self._leave(lane, sent)
                 elif lane.late_at < following:
                     following = lane.late_at
         return following
@@ -151,41 +151,41 @@ class TriesReader:
             lane.asked = waiting
         if not lane.asked:
             return
-        server, ids, exchange = lane.server, lane.ids(), None
+        server, ids, sent = lane.server, lane.ids(), None
         lane.at = time.monotonic()
         with contextlib.suppress(StoreUnavailable, SchemaBehind):  # these are read on a thread that may wait
-            exchange = server.begin(self._tries.select_tries(server, ids))
-        if exchange is None:
+            sent = server.begin(self._tries.select_tries(server, ids))
+        if sent is None:
             self._apart(lane, partial(self._tries.read_grouped, {server: ids}))
             return
-        lane.exchange, lane.late_at = exchange, lane.at + lane.health.patience
-        descriptor = exchange.descriptor()
+        lane.sent, lane.late_at = sent, lane.at + lane.health.patience
+        descriptor = sent.connection.descriptor()
         if descriptor is None:
-            self._hear(lane, exchange)
+            self._hear(lane, sent)
         else:
-            self._reactor.watch(descriptor, partial(self._hear, lane, exchange))
+            self._reactor.watch(descriptor, partial(self._hear, lane, sent))
 
-    def _hear(self, lane: _Lane, exchange: Exchange) -> None:
+    def _hear(self, lane: _Lane, sent: PooledConnection) -> None:
         """Read the answers, which are there."""
         took = time.monotonic() - lane.at
         lane.health.answered(took)
         lane.quick = took <= SOON_SECONDS
-        self._forget(lane, exchange)
+        self._forget(lane, sent)
         server = lane.server
         try:
-            rows = try_rows(exchange.results())
+            rows = try_rows(lane.server.results(sent))
         except (StoreUnavailable, SchemaBehind) as exc:  # usually a broken connection
             self._apart(lane, partial(self._read_again, lane, lane.ids(), exc))
             return
         if any(row.lease and self._tries.leases.of_others(row) for row in rows):
-            self._apart(lane, partial(self._judged, server, _flat(lane.ids()), rows))
+            self._apart(lane, partial(self._tries.read_grouped, {server: lane.ids()}))
         else:
             # A worker ignores its own leases: it runs under them what it takes from the table.
             self._end(lane, Answers(self._tries.judged_tries(server, rows)))
 
-    def _forget(self, lane: _Lane, exchange: Exchange) -> None:
-        lane.exchange = None
-        if (descriptor := exchange.descriptor()) is not None:
+    def _forget(self, lane: _Lane, sent: PooledConnection) -> None:
+        lane.sent = None
+        if (descriptor := sent.connection.descriptor()) is not None:
             self._reactor.forget(descriptor)
 
     def _end(self, lane: _Lane, answers: Answers[TryRow]) -> None:
@@ -195,10 +195,10 @@ class TriesReader:
         for ids, take in asked:
             take(_flat(ids), answers)
 
-    def _leave(self, lane: _Lane, exchange: Exchange) -> None:
+    def _leave(self, lane: _Lane, sent: PooledConnection) -> None:
         lane.quick = False
-        self._forget(lane, exchange)
-        self._apart(lane, partial(self._wait, lane, lane.ids(), exchange))
+        self._forget(lane, sent)
+        self._apart(lane, partial(self._wait, lane, lane.ids(), sent))
 
     # --- on other threads
 
@@ -209,32 +209,25 @@ class TriesReader:
 
         self._shards.run_detached(do)
 
-    def _judged(self, server: DatabaseServer, ids: Sequence[int], rows: list[TryRow]) -> Answers[TryRow]:
-        try:
-            return Answers(self._tries.judged_tries(server, rows))
-        except (StoreUnavailable, SchemaBehind) as exc:
-            return Answers({}, dict.fromkeys(ids, exc))
-
     def _read_again(self, lane: _Lane, ids: ByTable, exc: Trouble) -> Answers[TryRow]:
         if isinstance(exc, OF_TABLES):
             lane.health.set_aside(ids)
         return self._tries.read_grouped({lane.server: ids})
 
-    def _wait(self, lane: _Lane, ids: ByTable, exchange: Exchange) -> Answers[TryRow]:
+    def _wait(self, lane: _Lane, ids: ByTable, sent: PooledConnection) -> Answers[TryRow]:
         """Wait for the answers of a server, and find out whether it is away."""
 
         def answered(seconds: float) -> bool:
-            if not exchange.answered(seconds):
+            if not sent.connection.answered(seconds):
                 return False
             lane.health.answered(time.monotonic() - lane.at)
             return True
 
         lane.health.examine(answered)
         try:
-            rows = try_rows(exchange.results())
+            return Answers(self._tries.judged_tries(lane.server, try_rows(lane.server.results(sent))))
         except (StoreUnavailable, SchemaBehind) as exc:
             return self._read_again(lane, ids, exc)
-        return self._judged(lane.server, _flat(ids), rows)
 
 
 def _flat(ids: ByTable) -> list[int]:

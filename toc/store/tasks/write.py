@@ -17,8 +17,6 @@ until the transaction ends. An INSERT that meets a duplicate does so at any leve
 in MySQL 8.) One case still locks a gap: an INSERT that meets a key which came between look-up and INSERT.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -131,7 +129,7 @@ class Writer:
         try:
             return self.put(one)
         except TocError as exc:
-            self._note_away(server, exc.__cause__ if isinstance(exc, SubmitUnknown) else exc)
+            self._shards.health[server].note(exc.__cause__ if isinstance(exc, SubmitUnknown) else exc)
             return exc
 
     def _claim(self, wanted: Iterable[Submission]) -> dict[Request, errors.RequestReused]:
@@ -164,7 +162,7 @@ class Writer:
         except (Duplicate, db.Locked):
             pass
         except (StoreUnavailable, SchemaBehind) as exc:
-            self._note_away(server, exc)
+            self._shards.health[server].note(exc)
             if not isinstance(exc, (db.Transient, db.Refused, SchemaBehind)):
                 for n in list(work.todo):
                     work.settle(n, exc)
@@ -303,7 +301,7 @@ class Writer:
             error.__cause__ = cause
             work.settle(n, error)
         if work.many:
-            self._note_away(work.server, cause)
+            health.note(cause)
 
     def _try(self, work: _Work) -> None:
         """Read and write, in one transaction, what is to do. Settles what is certain.
@@ -469,12 +467,6 @@ class Writer:
         _, failed = health.sort_out(dict.fromkeys(tables))
         return [failed.get(table) for table in tables]
 
-    def _note_away(self, server: DatabaseServer, error: BaseException | None) -> None:
-        """Mark a server that is out of reach, so that no other caller waits for it."""
-        reached = db.Transient, db.PoolExhausted, db.Refused
-        if isinstance(error, StoreUnavailable) and not isinstance(error, reached):
-            self._shards.health[server].mark_away(error)
-
 
 def _settled(one: Submission, unsure: Plan | None, known: _Known) -> Stored | None:
     """Return what was done already: for a request that was answered, or by the transaction of ``unsure``,
@@ -514,15 +506,10 @@ def _content(row: TaskRow) -> tuple[object, ...]:
 
 def chunks_of(by_table: sql.ByTable, rows: Sequence[TaskRow]) -> Iterator[sql.ByTable]:
     """Split rows of one server, given by table and number, into chunks of bounded size."""
-    chunk: dict[int, list[int]] = {}
-    many = size = 0
-    for table, numbers in by_table.items():
-        for n in numbers:
-            if many == CHUNK_ROWS or (many and size + rows[n].size > CHUNK_BYTES):
-                yield chunk
-                chunk, many, size = {}, 0, 0
+    least = CHUNK_BYTES // CHUNK_ROWS
+    places = ((table, n) for table, numbers in by_table.items() for n in numbers)
+    for part in sql.bounded(((place, max(rows[place[1]].size, least)) for place in places), CHUNK_BYTES):
+        chunk: dict[int, list[int]] = {}
+        for table, n in part:
             chunk.setdefault(table, []).append(n)
-            many += 1
-            size += rows[n].size
-    if chunk:
         yield chunk
