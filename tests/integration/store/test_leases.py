@@ -283,6 +283,17 @@ def test_a_new_deadline_ends_a_lease_and_waits_for_its_consumer(store: Store, ne
     assert held(store, 41) == 2, "their consumers may be at work"
 
 
+def test_an_ack_of_a_former_version_ends_nothing_of_the_one_that_is_handed_out(
+    store: Store, new_row: NewRow
+) -> None:
+    (row,) = due_rows(store, new_row, 1, 49)
+    _, former = hand_out(store, [row], ttr_ms=1)[row.job_id]
+    store.reschedule(row.job_id, int(time.time() * 1000))
+    assert until(lambda: hand_out(store, [row])[row.job_id][1] is not None, 10)
+    assert store.pulls.ack([known(former)]) == {row.job_id: AckOutcome.REPLACED}
+    assert store.pulls.read([row.job_id])[row.job_id].status == TaskStatus.PENDING
+
+
 def test_a_task_that_waits_after_its_lease_has_ended_is_held_by_nobody(store: Store, new_row: NewRow) -> None:
     moved, failed, died, redriven = rows = due_rows(store, new_row, 4, 42)
     hand_out(store, rows, ttr_ms=1)
