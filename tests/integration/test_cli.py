@@ -25,9 +25,12 @@ from toc import CancelOutcome, NewTask, Settings, TaskStatus, TimeoutCenter, Top
 from toc.cli.main import main
 from toc.index.messages import Peek
 from toc.model.bulk import BulkState
-from toc.model.errors import SchemaBehind, TopicDrift
+from toc.model.errors import SchemaBehind, TopicDrift, TopicExists
+from toc.model.topic import Declaration
 from toc.model.verdict import Failure
 from toc.operate.admin import migrator
+from toc.operate.operation import Record
+from toc.operate.topics import sync_topics
 from toc.sdk.parts import open_queues
 from toc.store.servers.server import Statement
 from toc.store.tasks.pulls import HandOut
@@ -429,3 +432,16 @@ def test_sync_brings_topics_to_what_code_declares_and_names_what_is_refused(
         TopicDrift, match=r"sync\.small \(slot_amount is 8, declared 4\); sync\.none \(there is none\)"
     ):
         check_drift(center)
+
+
+def test_two_that_sync_at_once_both_have_the_topic(center: TimeoutCenter) -> None:
+    def perform(operation: Any, **_: Any) -> Record:
+        done.append(operation.name)
+        if len(done) == 1:  # another has read the same list, and comes first
+            center.store.topics.create(Topic("sync.both", 77, 4, retries=3))
+            raise TopicExists("sync.both")
+        return {}
+
+    done: list[str] = []
+    (step,) = sync_topics(center, [Declaration.of("sync.both", {"retries": 5})], perform)
+    assert (step.action, step.refused, done) == ("alter", "", ["topic.create", "topic.alter"])

@@ -13,6 +13,7 @@ from harness import forks
 from harness.gateway import Gateway
 from harness.patience import until
 from harness.rows import insert, insert_many, known
+from harness.secured import migrating
 from harness.system import NewSystem, System
 from sqlalchemy.engine import make_url
 
@@ -363,3 +364,21 @@ def test_servers_out_of_reach_are_lines_of_the_report_and_the_command_ends_with_
     assert all(line["do"] for line in lines if line["level"] in ("wrong", "warn"))
     assert not any(line["part"] == "topics" for line in lines), "of what cannot be read nothing is said"
     assert "canary" not in done.stdout + done.stderr
+
+
+def test_a_topic_whose_slots_span_database_servers_is_told(mariadb: MariaDB, database_prefix: str) -> None:
+    server, question, query = mariadb.url.partition("?")
+    settings = Settings(
+        database_urls=[mariadb.url, f"{server}/{question}{query}"],
+        databases=4,
+        tables=4,
+        database_prefix=database_prefix,
+    )
+    Migrator(
+        list(map(migrating, settings.database_urls)), databases=4, tables=4, prefix=database_prefix
+    ).upgrade()
+    with TimeoutCenter(settings) as center:
+        for biz_type, slots in enumerate((2, 4, 8), 1):
+            center.store.topics.create(Topic(f"of.{slots}", biz_type, slots))
+        (told,) = having(doctor.examine(center), Level.NOTE, "several database servers")
+    assert (told.of, told.do.endswith("toc topic alter of.2 --slots 4")) == ("of.2", True)

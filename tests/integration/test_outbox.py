@@ -311,3 +311,19 @@ def test_wrong_settings_of_who_drains_mark_no_record(system: System, engine: Eng
     with TimeoutCenter(other) as center, pytest.raises(errors.ConfigError, match="TOC_REDIS_URL"):
         outbox.drain(engine, center)
     assert outbox.drain(engine, system.center) == 1
+
+
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_an_embedded_worker_drains_it_by_a_schedule(system: System, engine: Engine) -> None:
+    with TimeoutCenter(system.settings) as shop:
+
+        @shop.schedule("drain", every=1)
+        @shop.handler("test.sync")
+        def drain(_task: Task) -> None:
+            outbox.drain(engine, shop)
+
+        with engine.begin() as connection:
+            outbox.submit(connection, "test.async", biz_id=1, delay=3600)
+        with shop.worker():
+            system.wait(lambda: found(system, 1), "it is drained", 30)
+    assert waiting(engine) == 0

@@ -15,6 +15,7 @@ from toc import Settings, TimeoutCenter, Topic
 from toc.console.console import MAX_LIVE
 from toc.console.pages import PAGES
 from toc.model.access import Role
+from toc.model.lateness import Cause, Episode
 from toc.store.records.targets import new_key
 from toc.store.tasks.history import FailedTry, line
 
@@ -232,7 +233,8 @@ def test_pages_are_compressed_each_with_a_secret_of_its_own_and_files_are_kept(s
     page = browser.get("").html
     with browser.asked("GET", "/console", more={"Accept-Encoding": "gzip"}) as answer:
         assert answer.getheader("Content-Encoding") == "gzip"
-        packed = gzip.decompress(answer.read()).decode()
+        sent = answer.read()
+    total, packed = len(browser.get("/login").html) + len(sent), gzip.decompress(sent).decode()
     first, second = (set(re.findall(r'name="csrf" value="(\w+)"', one)) for one in (packed, page))
     assert first
     assert first.isdisjoint(second), "compressed pages have the same secret"
@@ -241,6 +243,8 @@ def test_pages_are_compressed_each_with_a_secret_of_its_own_and_files_are_kept(s
             with browser.asked("GET", path, more={"Accept-Encoding": accepted}) as answer:
                 assert answer.getheader("Content-Encoding") == encoding
                 assert "immutable" in str(answer.getheader("Cache-Control"))
+                total += (len(answer.read()) + len(str(answer.headers))) if encoding else 0
+    assert total < 60_000, "a first visit"
     assert browser.get("/static/0000000000000000/htmx.js").status == 404
     assert browser.get("/static/../console.py").status == 404
 
@@ -301,3 +305,15 @@ def test_what_a_search_refuses_stands_at_its_field_with_the_rest_as_typed(
     assert said in told[1]
     kept = path.partition("=")[2]
     assert {value, kept} <= set(re.findall(r'value="([^"]*)"', page.html))
+
+
+def test_late_tasks_are_listed_with_why(shared: Gateway) -> None:
+    now = shared.system.center.clock.now_ms()
+    one = Episode(
+        7, "test.batch", Cause.BACKLOG, HOSTILE[:60], now - 9000, now, now, 12, 0, 9000, 4711, HOSTILE[:60]
+    )
+    shared.system.center.store.episodes.write(one)
+    browser, said = Browser(shared, "read"), "backlog\ntest.batch\n12\n9 s\n4711"
+    assert until(lambda: said in browser.get("/late").text), "it shows the episode"
+    assert "<script>alert" not in browser.get("/late").html
+    assert "test.batch" not in Browser(shared, "sync-only").get("/late").html

@@ -2,6 +2,7 @@
 the programs of examples/gateway."""
 
 import base64
+import io
 import itertools
 import json
 import os
@@ -9,6 +10,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from contextlib import redirect_stdout
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,13 @@ from harness.programs import need
 from harness.system import System
 
 from toc import TaskStatus, Topic
+from toc.cli.main import main
 from toc.model.clock import to_ms
 from toc.model.documents import instant as shown
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery, TopicType
+from toc.operate.operation import Doing
+from toc.operate.topics import pause, resume
 
 # Submits over HTTP: bodies both ways, names kept, refused or replaced, requests that are repeated.
 
@@ -349,3 +354,55 @@ def test_a_producer_and_a_consumer_get_each_mail_sent(system: System, tmp_path: 
         assert {system.row(job_id).status for job_id in job_ids} == {TaskStatus.PROCESSED}
     finally:
         gateway.stop()
+
+
+def by_command(system: System, job_id: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What ``toc get`` says of it."""
+    for name, value in system.env.items():
+        if name.startswith("TOC_") and name not in os.environ:
+            monkeypatch.setenv(name, value)
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main(["get", job_id, "--json"]) == 0
+    return json.loads(out.getvalue())["late"]
+
+
+def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(
+    system: System, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operate = {"topic": "test.sync"}
+    pause.perform(Doing(system.center, "ann@ops", pause.right), operate)
+    at = datetime.now(UTC) + timedelta(seconds=0.5)
+    made = gateway.submit(action_time=at.isoformat(), delay=None).body["job_id"]
+    assert gateway.call("GET", f"/v1/tasks/{made}").body["late"] is None
+
+    def late(token: str = "all") -> Any:
+        return gateway.call("GET", f"/v1/tasks/{made}", token=token).body["late"]
+
+    system.wait(late, "it is late", 10)
+    so_far = late()
+    assert so_far["started"] is None
+    assert so_far["sentence"].startswith("It has not started, ")
+    assert "because its topic was paused (since" in so_far["sentence"]
+    gateway.make_token("reads", "read")
+    assert "paused" in late("reads")["sentence"]
+
+    def waiting(query: str = "") -> Any:
+        return gateway.call("GET", f"/v1/late{query}", token="reads").body["waiting"]
+
+    (one,) = waiting()
+    assert (one["topic"], one["cause"], one["tasks"]) == ("test.sync", "paused", 1)
+    assert (one["worst_job_id"], one["evidence"].startswith("since ")) == (made, True)
+    assert one["worst_seconds"] >= 1
+    assert waiting("?cause=backlog") == waiting("?topic=test.async") == []
+
+    resume.perform(Doing(system.center, "ann@ops", resume.right), {**operate, "rate": 0})
+    system.start(processes=1)
+    system.wait(lambda: not system.pending([int(made)]), "it has run", 10)
+    assert waiting() == []
+    told = late()
+    assert told["cause"] == "paused"
+    assert told["sentence"].startswith("It started ")
+    assert told["seconds"] == pytest.approx(sum(one["seconds"] for one in told["shares"]))
+    assert datetime.fromisoformat(told["started"]) > at + timedelta(seconds=1)
+    assert by_command(system, made, monkeypatch) == told

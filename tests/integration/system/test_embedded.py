@@ -365,3 +365,49 @@ def test_doctor_names_what_waits_for_a_daemon(system: System, shop: Shop) -> Non
         assert until(lambda: shop.center.clock.now_ms() > soon + 1000), "it was put off"
         assert told()
     assert not shop.runs
+
+
+SERVER = """
+import sys, time
+from toc import TimeoutCenter
+center = TimeoutCenter()
+@center.handler("order.close")
+def close(task):
+    print(task.biz_id, flush=True)
+with center.worker() as worker:
+    worker.ready.wait(60)
+    print("ready", flush=True)
+    time.sleep(120)
+"""
+
+
+def test_processes_share_the_work_and_one_that_dies_is_followed(system: System) -> None:
+    servers = [
+        subprocess.Popen([sys.executable, "-c", SERVER], env=system.env, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        for server in servers:
+            assert server.stdout is not None
+            assert server.stdout.readline() == "ready\n"
+
+        def owners() -> int:
+            rows = system.center.store.members.list()
+            masks = [json.loads(row.data).get("workers", {}) for row in rows if not row.dead]
+            return sum(any(each["slots"].get("order.close") for each in one.values()) for one in masks)
+
+        assert until(lambda: owners() == 2, PATIENCE), "both have slots"
+        servers[0].kill()
+        ids = [system.center.submit("order.close", biz_id=n, delay=0.1) for n in range(20)]
+
+        def all_ended() -> bool:
+            found = [system.center.get(job_id) for job_id in ids]
+            return all(task is not None and task.status is TaskStatus.PROCESSED for task in found)
+
+        assert until(all_ended, PATIENCE), "the other one has run all"
+    finally:
+        for server in servers:
+            server.kill()
+            server.wait()
+            assert server.stdout is not None
+            server.stdout.close()

@@ -6,6 +6,7 @@ import hashlib
 import pickle
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -390,3 +391,29 @@ def test_a_topic_is_deleted_only_empty_and_its_name_may_be_used_again(hosts: Sys
     assert hosts.not_run_once(fresh) == {}
     for event in ("worker_died", "worker_recycled", "index_lost_data"):
         assert not daemon.events(event)
+
+
+def test_a_backlog_is_resumed_at_the_rate_asked_for_by_age_and_then_all_is_as_ever(system: System) -> None:
+    store, center = system.center.store, system.center
+    system.create_topics(slots=4)
+    store.topics.alter("test.async", paused=True)
+    system.start(processes=2)
+    job_ids = [center.submit("test.async", biz_id=n, delay=0.2 + n / 100) for n in range(150)]
+    last = center.submit("test.sync", biz_id=1, delay=2.0)
+    system.wait(lambda: system.row(last).status == TaskStatus.PROCESSED, "all are due", 10)
+    resumed = time.time()
+    resume.perform(Doing(center, "ann", resume.right), {"topic": "test.async", "rate": 50})
+    fresh = center.submit("test.async", biz_id=7, delay=0.5)
+    system.wait(lambda: not system.pending([*job_ids, fresh]), "all have run", 30)
+    starts = [event for event in system.history() if event.event == "start" and event.job_id != last]
+    assert len(starts) == 151
+    seconds = starts[-1].at / 1e9 - resumed
+    assert seconds > 150 / 50 * 0.7, f"{seconds:.1f} s for 150 tasks at 50 a second"
+    for pid in {event.pid for event in starts}:  # each has slots of its own, and starts its oldest first
+        order = [
+            job_ids.index(event.job_id) for event in starts if event.pid == pid and event.job_id != fresh
+        ]
+        places = [sorted(order).index(number) for number in order]
+        assert max(abs(place - number) for place, number in enumerate(places)) < 40, order
+    many = [center.submit("test.async", biz_id=n, delay=0.2) for n in range(150)]
+    system.wait(lambda: not system.pending(many), "what is due later runs at once", 10)
