@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from toc.coordination.assignment import TABLES
+from toc.coordination.assignment import TABLES, Spread
 from toc.coordination.session import Address
 from toc.coordination.views import SlotRow, SlotState, WorkerRow
 from toc.coordination.znodes import host_of
@@ -100,7 +100,7 @@ def examine(
         lines += _lines("redis", preflight.broken(center.queues, slots))
     progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
     lines += _cluster(center, topics, lines)
-    lines += topic_lines(topics, peeks)
+    lines += topic_lines(topics, peeks, Spread(settings.databases, len(settings.database_urls)))
     lines += _answered(damaged_lines(store))
     lines += _answered(target_lines(center, topics))
     progress(0.8, "looking at schedules and overdue tasks")

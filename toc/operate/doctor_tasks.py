@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from toc.coordination.assignment import Spread
 from toc.index.calls import BySlot
 from toc.index.messages import Peek
 from toc.model import errors
@@ -34,8 +35,8 @@ def damaged_lines(store: Store) -> Iterator[Line]:
             yield Line(Level.REFUSE, f"{table.noun}s", name, what, do)
 
 
-def topic_lines(topics: list[Topic], peeks: BySlot[Peek]) -> Iterator[Line]:
-    """The topics that are paused, or have dead tasks."""
+def topic_lines(topics: list[Topic], peeks: BySlot[Peek], spread: Spread) -> Iterator[Line]:
+    """The topics that are paused, have dead tasks, or whose slots need many connections."""
     dead: Counter[str] = Counter()
     for slot, peek in peeks.items():
         if isinstance(peek, Peek):
@@ -47,6 +48,13 @@ def topic_lines(topics: list[Topic], peeks: BySlot[Peek]) -> Iterator[Line]:
         if dead[topic.name]:
             what = count(dead[topic.name], "dead task")
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
+        if spread.servers > 1 and spread.server(topic.slot_amount, 0) is None:
+            what = (
+                f"each of its {topic.slot_amount} slots has tasks on several database servers: "
+                f"its workers need connections to all of these"
+            )
+            do = f"for fewer connections: toc topic alter {topic.name} --slots {spread.databases}"
+            yield Line(Level.NOTE, "topics", topic.name, what, do)
 
 
 def target_lines(center: TimeoutCenter, topics: Iterable[Topic]) -> Iterator[Line]:
