@@ -9,8 +9,6 @@ For tests only. With TOC_FAILPOINT unset, as always in production, a failpoint c
 function it calls is decided when this module is imported.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -6,8 +6,6 @@ A process with a dead loop would look healthy and do nothing. So a loop that end
 ends its process.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -14,8 +14,6 @@ task's row, by default for three days after its end. One that replaces (``on_con
 own besides, whose answer toc keeps for a day.
 """
 
-from __future__ import annotations
-
 import json
 import secrets
 from collections.abc import Coroutine

@@ -5,8 +5,6 @@ each it releases the interpreter lock and must win it back from other threads, w
 than the call. With the kernel's timeout one call is enough.
 """
 
-from __future__ import annotations
-
 import os
 import select
 import socket

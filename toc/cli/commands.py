@@ -1,8 +1,6 @@
 """All commands. Those that are made of an operation take all but this from its declaration: how the result is
 printed, and what the help adds."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace

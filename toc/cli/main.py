@@ -1,7 +1,5 @@
 """The ``toc`` program: its commands, and how errors end it."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Callable, Sequence

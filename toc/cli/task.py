@@ -1,7 +1,5 @@
 """toc submit | get"""
 
-from __future__ import annotations
-
 import hashlib
 from base64 import b64encode
 from typing import Annotated

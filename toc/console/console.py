@@ -7,8 +7,6 @@ Each page has a nonce of its own, without which no script runs and no htmx attri
 logged in learns anything, not even which pages there are.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import hashlib

@@ -5,8 +5,6 @@ secret of the task table. So nothing is stored, every gateway process knows it, 
 expired or made anew ends it within a second.
 """
 
-from __future__ import annotations
-
 import hmac
 import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode

@@ -1,8 +1,6 @@
 """What pages are made of: facts, tables, forms, notes. What users wrote is cut and made harmless here; the
 templates escape all of it."""
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata

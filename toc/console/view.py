@@ -5,8 +5,6 @@ may hang, or is dear, it asks for as a ``part``: shared by all pages that would 
 moment only, and shown with its age.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass

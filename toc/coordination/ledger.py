@@ -24,8 +24,6 @@ after the write, the writer's before it. A member that was called dead learns it
 the table refuses; it then owns nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Intents outlive every daemon, each with the operator and the time. The leader wa
 the assignment.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self

@@ -7,8 +7,6 @@ nothing is concluded about processes on other machines, in containers with a net
 before a restart of the machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -28,8 +28,6 @@ cluster runs two releases while it is upgraded. What members of a lower ``protoc
 until all have the higher one.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Sequence

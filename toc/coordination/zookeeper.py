@@ -14,8 +14,6 @@ nodes were deleted, which a check every few seconds detects; meanwhile a leader 
 assigns nothing.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ An order that is not paid in time must be closed, once and not early; one whose 
 never.
 """
 
-from __future__ import annotations
-
 import random
 import tempfile
 import time

@@ -4,8 +4,6 @@ The embedded stack is one SQLite file, and if asked for a private Redis or Valke
 for one machine only: if its disk is lost, so are the tasks; and SQLite writes one transaction at a time.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """Runs a program in a child process, and anew whenever a Python file changes: the reloads of ``toc dev``."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """delay/task: tasks with numbers drawn by the service, which are processed once they were pulled."""
 
-from __future__ import annotations
-
 import json
 import secrets
 from contextlib import suppress

@@ -4,8 +4,6 @@ A task is a dialect's own if its topic fits one of the dialect's patterns and it
 dialect's name and a colon. Nobody else submits to these topics.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import re

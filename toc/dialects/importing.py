@@ -7,8 +7,6 @@ that was taken over before, by this run or another, is found and left alone, wha
 task.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -5,8 +5,6 @@ A job is a task without a limit of tries; its biz_id is the caller's id. The att
 the caller gave: the id, the topic, the delay, and the ttr, which applies to every hand-out of the job.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from contextlib import suppress

@@ -3,8 +3,6 @@
 The admin API lists queues, and makes tokens for namespaces, which are access tokens of toc.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import secrets

@@ -3,8 +3,6 @@
 Words, codes and the order of the checks are those of bitleak/lmstfy 725f59e.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import secrets

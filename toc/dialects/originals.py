@@ -19,8 +19,6 @@ ouqiang/delay-queue (0.4) keeps, by default in database 1:
 Other jobs are ready. The names of buckets can be configured there, so their pattern is an argument here.
 """
 
-from __future__ import annotations
-
 import struct
 from base64 import b64decode
 from collections.abc import Iterator

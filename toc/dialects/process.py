@@ -1,8 +1,6 @@
 """One HTTP process of a gateway that speaks dialects too. Started by the daemon as
 ``python -m toc.dialects.process``, never by hand."""
 
-from __future__ import annotations
-
 import argparse
 import socket
 from ipaddress import ip_network

@@ -1,7 +1,5 @@
 """redis-delayed: jobs named by numbers, over forms and queries."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from functools import partial
 from http import HTTPStatus

@@ -1,7 +1,5 @@
 """Youzan's delay queue: the commands of its design on ``POST /``, and the paths of ouqiang/delay-queue."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar

@@ -6,8 +6,6 @@
 Every failure is answered as a problem, never with a trace. Queries, headers and bodies do not reach the log.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable

@@ -5,8 +5,6 @@ are more of these; never the new one, and never a request that waits for its ans
 than places (``Crowd.work``).
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import Counter

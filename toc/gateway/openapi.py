@@ -1,7 +1,5 @@
 """The document of the API (OpenAPI 3.1) and the page at /docs, made from the declarations of the calls."""
 
-from __future__ import annotations
-
 from functools import cache
 from html import escape
 from importlib.metadata import version

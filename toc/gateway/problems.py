@@ -5,8 +5,6 @@ what may succeed when it is repeated is 503 and has a Retry-After. Answers never
 name the servers that are out of reach.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

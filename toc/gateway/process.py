@@ -5,8 +5,6 @@ connections that wait in the queue of that socket. It has no slots. On ``stop`` 
 takes no more connections, finishes what it has, and leaves within the shutdown deadline.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -5,8 +5,6 @@ No sender has all threads of a line, nor all places before them: without that, o
 would keep everybody else's waiting, or have them refused.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """What is scarce in a process, by who takes it: places, bytes. Nobody gets the last of it."""
 
-from __future__ import annotations
-
 from toc.model.errors import Busy
 
 MAX_HELD = 128 << 20

@@ -1,7 +1,5 @@
 """Calls about tasks: submit, look up, search, cancel, reschedule."""
 
-from __future__ import annotations
-
 from base64 import b64decode
 from collections.abc import Callable, Iterable
 from enum import Enum

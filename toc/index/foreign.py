@@ -1,7 +1,5 @@
 """Reads another system's Redis, from which ``toc import`` takes jobs. Never writes to it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 

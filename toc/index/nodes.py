@@ -11,8 +11,6 @@ server says that it is wrong or cannot be reached.
 Thread-safe: one thread at a time uses a connection. After a fork, the child opens its own.
 """
 
-from __future__ import annotations
-
 import random
 import ssl
 import threading

@@ -1,7 +1,5 @@
 """Checks whether a Redis is fit for the index, when a daemon starts and for ``toc doctor``."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any

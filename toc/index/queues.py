@@ -13,8 +13,6 @@ member that cannot be an entry, is never returned: ``prepare``, ``expired`` and 
 the alarm ``orphan_dropped``. If that fails, the next reader removes it.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import fmod

@@ -5,8 +5,6 @@ that is left to a thread of its own: opening a connection, finding the node that
 script, a node that passes calls on or refuses them for a moment.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping

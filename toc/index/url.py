@@ -11,8 +11,6 @@ optional, none), ssl_check_hostname, sentinel_username, sentinel_password. With 
 verified unless an option says otherwise.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import ssl

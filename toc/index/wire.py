@@ -3,8 +3,6 @@
 Here is also the table of error replies: what each means and what to do. Their first word is a code.
 """
 
-from __future__ import annotations
-
 import socket
 import ssl
 import threading

@@ -1,7 +1,5 @@
 """How many tasks each slot holds: as its queues say or, where there is no index, as the rows do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from toc.index.calls import BySlot

@@ -11,8 +11,6 @@ most SHARE of the time of one connection to each database server, however many w
 it costs the same with any number of rows; with more of them its rounds take longer than their period.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field

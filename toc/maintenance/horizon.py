@@ -5,8 +5,6 @@ time to time. What it finds is the same whoever looks, so two at once do no harm
 database is out of reach, the horizon stays.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterable

@@ -15,8 +15,6 @@ stopped, so rows that other topics keep longer are not read each time. The posit
 after the end of a pass, and when a retention is altered, because that changes what lies behind it.
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from functools import partial

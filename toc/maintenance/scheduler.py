@@ -17,8 +17,6 @@ Occurrences are made ``LEAD_MS`` ahead, in steps with rests, so that tasks that 
 server of the task table has its own Scheduler, so that one that hangs holds up no other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 

@@ -21,8 +21,6 @@ any row of the pass, and reads a page of others that do. Pages that are left com
 no table with many rows holds up the others.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice

@@ -5,8 +5,6 @@ Its tasks are chosen once, when it is made: what is submitted later, or matches 
 knows what came of each.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum

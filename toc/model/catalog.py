@@ -1,7 +1,5 @@
 """A process's view of the topic table, refreshed every few seconds while it is in use."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress

@@ -3,8 +3,6 @@
 Instants are whole milliseconds since 1970 UTC; durations use the monotonic clock.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta

@@ -8,8 +8,6 @@ are floating-point hold 2**53 at the most), an instant RFC 3339 in UTC with mill
 This does not apply to logs, where a job_id is a number.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from datetime import datetime

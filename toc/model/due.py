@@ -9,8 +9,6 @@ take to start it all: time is cut into steps, within which tasks come due evenly
 hour, then hours.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from operator import add

@@ -1,7 +1,5 @@
 """Findings of a health check of a server or of the whole system."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple

@@ -5,8 +5,6 @@ are shared with the parent. So this is done before anything else runs in the chi
 fork later, by the pid, would race with the child's other threads.
 """
 
-from __future__ import annotations
-
 import os
 import weakref
 from collections.abc import Callable

@@ -6,8 +6,6 @@ that stand in the index leave room. The counts of what comes due (toc.model.due)
 not fit, such as a burst that the horizon is about to reach, and how much further it may reach.
 """
 
-from __future__ import annotations
-
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence

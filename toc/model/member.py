@@ -1,7 +1,5 @@
 """A member's row: what one daemon without ZooKeeper tells all others."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -6,8 +6,6 @@ Hand-outs to consumers count as starts and are in no bucket. A try counts when i
 ttr has ended is written only of a last one.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest

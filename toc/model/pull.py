@@ -1,7 +1,5 @@
 """Nouns of pull consumers: the row as a hand-out reads it, the lease, and the outcome of an answer to it."""
 
-from __future__ import annotations
-
 import hmac
 import re
 import struct

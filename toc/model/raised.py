@@ -4,8 +4,6 @@ An exception is the handler's own code: its ``__str__`` may be slow, raise, or r
 converted on the handler's thread, and no other thread touches the exception.
 """
 
-from __future__ import annotations
-
 import os
 import traceback
 from bdb import BdbQuit

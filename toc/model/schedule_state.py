@@ -13,8 +13,6 @@ may ask whether the occurrence before has ended.
              *missed*, and the policy decides
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple

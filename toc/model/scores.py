@@ -14,8 +14,6 @@ claim/4096 twelve, which fills the 53 bits of the mantissa until 2**41 ms, Septe
 lowest bit of a claim number is lost, and numbers must be drawn mod 2048.
 """
 
-from __future__ import annotations
-
 from math import floor, fmod
 from typing import NamedTuple
 

@@ -8,8 +8,6 @@ What is named with the task is kept in its attribute, under a reserved key::
     {"toc-webhook": {"url": "https://example.com/paid"}}     a URL of the task's own
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import ipaddress

@@ -4,8 +4,6 @@ The numbers come from several processes (``toc.observe.board``), so only the lib
 its counters: OpenMetrics for clients that ask for it, else the older text format.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby

@@ -4,8 +4,6 @@ Whoever notices that tasks are held up notes it. Whoever starts tasks asks which
 counts it. What was counted in some seconds becomes episodes: one for each topic and cause.
 """
 
-from __future__ import annotations
-
 import secrets
 import threading
 from collections.abc import Hashable, Iterable, Iterator

@@ -9,8 +9,6 @@ that up. Each line goes into a bounded queue, which one thread writes out. A lin
 the queue is full, if the log refuses it, or if it raises.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import io

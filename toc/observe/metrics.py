@@ -1,7 +1,5 @@
 """The name and meaning of every metric. Their numbers are in memory (toc.observe.board)."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from itertools import product

@@ -7,8 +7,6 @@ transaction. After a kill -9 another process repeats one step at most, once the 
 ended.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections import Counter

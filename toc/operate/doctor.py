@@ -4,8 +4,6 @@ It changes nothing and needs no right that toc does not need anyway. A part that
 the others are examined all the same.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What ``toc doctor`` says of topics, targets, schedules and overdue tasks."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

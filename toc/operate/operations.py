@@ -1,7 +1,5 @@
 """All that operators can do, of every subject."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from toc.operate.operation import Operation

@@ -1,7 +1,5 @@
 """Webhook targets, the receivers of webhooks. Create and rotate show a secret, and nothing else does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -4,8 +4,6 @@ Reads only the topics from MySQL. Reads the queues of all slots at once, and scr
 time, each once. What is out of reach is named and left blank; the rest is shown.
 """
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence

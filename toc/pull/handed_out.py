@@ -1,7 +1,5 @@
 """A task on its way to a consumer: what is to be handed out, and what the consumer gets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -10,8 +10,6 @@ asked goes with the next calls. An ack by another gateway, or a cancel, may over
 stays until ttr would have ended; then its row, which has ended, drops it.
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections import Counter, deque

@@ -9,8 +9,6 @@ Any number of processes may do this beside each other. A call never blocks the e
 servers, and all calls in flight share their round trips.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -11,8 +11,6 @@ the slot gives it back (``worker/reclaim``), and the row judges that gateway's h
 Where Redis does not answer, or there is no index, due rows are read instead.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from collections.abc import Iterable, Mapping, Sequence

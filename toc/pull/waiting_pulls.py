@@ -4,8 +4,6 @@ A pull that is given entries leaves every queue until these are handed out or re
 in one round. If the pull was answered meanwhile, or its client has left, what is handed out for it goes back.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

@@ -12,8 +12,6 @@ own outcome.
 A batch that its server does not answer in time no longer holds back the next one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

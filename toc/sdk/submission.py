@@ -1,7 +1,5 @@
 """Checks what a caller submits and makes it a row; raises a named error before anything is written."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from math import ceil

@@ -1,8 +1,6 @@
 """Checks that every shard has the schema that this code needs; and, for ``toc doctor``, whether each server
 is fit."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The task table of a test: SQLite in memory, with production's tables, and faults that the test asks for."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ and its revision is written last: running the upgrade again resumes it. A lock o
 upgrades at once; the connection that runs the DDL holds it, so the lock ends with it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager

@@ -5,8 +5,6 @@ needs a migration that only expands (new columns have a default; nothing is rena
 deployed program needs the old shape.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa

@@ -1,7 +1,5 @@
 """The task table as all upper layers see it: one object, plain values in and out."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Sequence
 from itertools import count

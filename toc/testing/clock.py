@@ -4,8 +4,6 @@ Libraries that replace Python's clock, such as time_machine and freezegun, move 
 is not the machine's time, this clock shows theirs, and what the test has added.
 """
 
-from __future__ import annotations
-
 import time
 from datetime import datetime
 

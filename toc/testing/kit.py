@@ -1,7 +1,5 @@
 """The kit: an application's tasks in its tests, without a server, on a clock that the test moves."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping

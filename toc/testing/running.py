@@ -1,7 +1,5 @@
 """What a test's time runs: the worker, topics and schedules of the application, one call after the other."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import Counter, defaultdict

@@ -5,8 +5,6 @@ kept until it commits, and then done: for a session when the session commits, al
 everything back around it (``join_transaction_mode="create_savepoint"``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar

@@ -4,8 +4,6 @@ Nothing here decides what becomes of a task. Rows are read, leased, checked, wri
 stages of a worker without Redis, each stepped in the test's own thread; only their threads are missing.
 """
 
-from __future__ import annotations
-
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence

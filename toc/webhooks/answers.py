@@ -1,7 +1,5 @@
 """What an answer of a receiver, or none, means for the task. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Mapping
 from datetime import UTC

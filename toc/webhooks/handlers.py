@@ -1,7 +1,5 @@
 """The handler of webhook topics: makes a task the request that its target gets, and judges the answer."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import random

@@ -17,8 +17,6 @@ use is renewed each RENEW_SECONDS; what is used no more goes to others then.
 Everything here runs on the event loop, except the calls to Redis, which have their own thread.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping

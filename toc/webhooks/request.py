@@ -8,8 +8,6 @@ The id is the same over all tries of one deadline and over redrives: a receiver 
 task. ``Task.version`` counts redrives too, so they are subtracted.
 """
 
-from __future__ import annotations
-
 import hmac
 import json
 import re

@@ -1,7 +1,5 @@
 """Loads the application, ``--app package.module:center``, and checks whether it can run here."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

@@ -21,8 +21,6 @@
 These messages tell how a process ended. Its exit code does not, because a handler may have set it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -6,8 +6,6 @@ replaces no more than itself: where a worker process would be replaced, the pipe
 back what has not started, and begins anew under another name.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

@@ -8,8 +8,6 @@ Each goes through states, and nothing but NEXT says how. ``Inflight`` makes all 
       └──leave───▶ gone
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping

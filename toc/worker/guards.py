@@ -21,8 +21,6 @@ awaits something. When a copy starts, the channel and the socket of its name are
 restores Python's own signal handlers, because libraries end copies by SIGTERM.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl

@@ -29,8 +29,6 @@ same Redis and namespace, each side would drop the other's entries as orphans. S
 there any more, and runs everything from the rows until those workers are gone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

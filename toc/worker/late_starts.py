@@ -4,8 +4,6 @@ The causes are written with the outcome of the try, so that no task costs a stat
 many late starts the others are only counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from toc.model.catalog import TopicCatalog

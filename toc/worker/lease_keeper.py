@@ -7,8 +7,6 @@ another worker runs, every try that is held for longer than a moment has a lease
 the task table, so it continues when Redis hangs, or where there is none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 

@@ -3,8 +3,6 @@
 Started as ``python -m toc.worker.process``, never by hand.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import gc

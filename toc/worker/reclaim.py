@@ -4,8 +4,6 @@ It is also the slow safety poll. A peek at every slot finds due times whose wake
 slots that hold prepared entries of others. Only these are searched for timed-out entries.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence

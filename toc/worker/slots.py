@@ -1,7 +1,5 @@
 """The slots that a worker consumes, with its claim numbers."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable

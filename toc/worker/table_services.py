@@ -1,8 +1,6 @@
 """What a worker process does for its tables: sweep, schedules, retention, counts of what comes due; for all,
 the horizon."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Collection
 from functools import partial

@@ -1,7 +1,5 @@
 """What all stages of a worker work with, and by which they tell those before them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The pages, a module for each subject. A function with ``@page`` is one; ``menu`` puts it into the menu."""
 
-from __future__ import annotations
-
 from toc.console.pages import acts, numbers, overview, records, tasks
 from toc.console.view import Page
 

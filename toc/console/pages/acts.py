@@ -8,8 +8,6 @@ a call with a ``dry_run``, and one that alters a record. What is refused stands 
 typed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

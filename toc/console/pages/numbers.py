@@ -1,7 +1,5 @@
 """Numbers over time: what comes due, how the last hour went, which tasks were late, what a pause costs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from toc.console import shown

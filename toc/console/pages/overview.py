@@ -1,7 +1,5 @@
 """The state of the system: what is wrong now, and what each topic holds."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """What there is: workers and their slots, schedules with their next times, targets, tokens; and the audit."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any

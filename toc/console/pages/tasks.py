@@ -1,7 +1,5 @@
 """Tasks: find them, the life of one, those that run now, dead ones."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping

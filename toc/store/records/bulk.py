@@ -5,8 +5,6 @@ of its own (``owner``). Only under that number does it write how far it came, so
 writes nothing over the work of the one that took over.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence

@@ -5,8 +5,6 @@ two steps of taking such a lock, leaves it locked, and the threads hang forever.
 through queues written in C.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable

@@ -11,8 +11,6 @@ try succeeded, and ``error`` is the beginning of the answer. To change the forma
 without them. Beside it a row keeps its late starts, in ``late`` (``toc.model.lateness``).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple

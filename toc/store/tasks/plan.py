@@ -5,8 +5,6 @@ request's own row comes first: its key is unique, so a second transaction of the
 first, and then fails as a whole.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 

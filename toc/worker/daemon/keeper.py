@@ -4,8 +4,6 @@ One thread does everything: it waits for its workers' messages and for the coord
 of each worker with the assignment (``toc.worker.daemon.slots``). It never touches a task.
 """
 
-from __future__ import annotations
-
 import selectors
 import socket
 import time

@@ -6,8 +6,6 @@ at intervals that grow with the time of a check. So a scrape waits for no server
 holds up nothing else.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import socket

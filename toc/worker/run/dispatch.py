@@ -5,8 +5,6 @@ Synchronous handlers run on threads (``handler_threads``), asynchronous ones on 
 topic it may take: only what can start soon.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol

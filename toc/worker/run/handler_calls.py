@@ -5,8 +5,6 @@ Before it: the last look at the entries, and the tasks that the handler gets. Af
 for each task, and the report to the finisher.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence

@@ -5,8 +5,6 @@ Entries wait only where their topic limits how many coroutines run at once (``co
 event loop has seen them: a handler may block it, and what waits can be withdrawn.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import threading

@@ -4,8 +4,6 @@ The threads serve the topics in turn, so a burst on one does not hold up another
 threads of one topic, so slow handlers do not either. At most ``concurrency`` threads of a topic serve it.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from collections.abc import Sequence

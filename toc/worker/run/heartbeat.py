@@ -1,7 +1,5 @@
 """Heartbeat: keeps held entries from timing out, and ends tries that run too long."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from toc.loop import Loop

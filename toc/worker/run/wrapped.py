@@ -4,8 +4,6 @@ what becomes of each task, a line for each step, and the tracebacks of handlers.
 The latter is for ``toc dev`` alone: unlike the log, it quotes errors, which may quote a task.
 """
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time

@@ -1,8 +1,6 @@
 """Moves of index entries, and the marks on rows that must be written before: they tell a cancel
 that a try may have begun."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple

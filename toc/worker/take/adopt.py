@@ -8,8 +8,6 @@ The loop has its own thread, because it waits for a node that is slow to answer,
 of the poller must not.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -17,8 +17,6 @@ If the poller prepares such a task later, ``Inflight`` finds its id. Other worke
 row. Each database server has a loop of its own: one that hangs delays no task of the others.
 """
 
-from __future__ import annotations
-
 import heapq
 import threading
 from collections.abc import Collection, Iterable, Mapping

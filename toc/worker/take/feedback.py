@@ -1,8 +1,6 @@
 """What the stages tell those before them: where tasks may be due, which entries are not due yet by this
 machine's clock, for which topics there is room again."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterable, Sequence
 

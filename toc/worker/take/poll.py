@@ -9,8 +9,6 @@ It waits for a server that was quick 10 ms at most. Otherwise it sleeps until so
 has come: while one server is slow, it serves the others.
 """
 
-from __future__ import annotations
-
 import heapq
 import threading
 import time

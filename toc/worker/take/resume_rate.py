@@ -1,7 +1,5 @@
 """How fast the backlog of a topic is taken that was paused: ``toc topic resume --rate``."""
 
-from __future__ import annotations
-
 import threading
 
 from toc.model.clock import Clock
