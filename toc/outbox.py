@@ -24,7 +24,6 @@ from sqlalchemy.orm import Session
 from typing_extensions import Unpack
 
 from toc.model.clock import Clock, from_ms
-from toc.model.documents import parse_object
 from toc.model.errors import ConfigError, InvalidInput, SchemaBehind, TocError, Unavailable, UnfitServer
 from toc.model.sharding import BizId
 from toc.model.task import MAX_BODY, NewTask, Request
@@ -129,7 +128,7 @@ def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
                 raise
             except InvalidInput as exc:
                 refused[record.id] = str(exc)
-            except (AttributeError, LookupError, OverflowError, TypeError, ValueError) as exc:
+            except (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError) as exc:
                 refused[record.id] = f"it is no record of this version: {exc!r}"
         with engine.begin() as connection:
             connection.execute(sa.delete(table).where(table.c.id.in_(submitted)))
@@ -142,7 +141,7 @@ def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
 def _task(engine: sa.Engine, record: sa.Row[Any]) -> tuple[NewTask, Request | None]:
     """Return the task of a record, whose body is read by itself, and the request that it is, if it must not
     be repeated. Its time may have passed meanwhile."""
-    fields = parse_object(record.task)
+    fields = json.loads(record.task)
     name, keeps = fields.pop("request"), fields["on_conflict"] == "keep"
     request = None if keeps else Request.of("outbox", name, record.task.encode())
     for name in ("action_time", "expires_at"):

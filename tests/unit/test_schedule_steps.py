@@ -1,6 +1,7 @@
 """When schedules fire, against an oracle of minutes, and what a step or a change of one does,
 policy by policy."""
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 
 from toc.model import schedule
 from toc.model.clock import from_ms, to_ms
-from toc.model.errors import InvalidAttribute, InvalidSchedule
+from toc.model.documents import MAX_DEPTH
+from toc.model.errors import InvalidAttribute, InvalidDocument, InvalidSchedule
 from toc.model.schedule import END, Cron, Definition, Interval, Latest, preview
 from toc.model.schedule_state import LEAD_MS, Planned, State, change, new_state, step
 from toc.model.task import Task, TaskStatus
@@ -234,6 +236,17 @@ def test_a_definition_survives_its_row() -> None:
         window=7200, jitter=1.5, attribute={"a": [1, "é"]},
     )  # fmt: skip
     assert Definition.of_json("n", definition.to_json()) == definition
+
+
+@pytest.mark.parametrize("depth", [63, 64])
+def test_none_is_stored_that_nobody_could_read(depth: int) -> None:
+    attribute = json.loads('{"a":' * depth + "1" + "}" * depth)
+    definition = defined("n", every=60, attribute=attribute)
+    if depth == MAX_DEPTH:
+        with pytest.raises(InvalidDocument, match="nested"):
+            definition.to_json()
+    else:
+        assert Definition.of_json("n", definition.to_json()) == definition
     changed = definition.changed(every=60)
     assert (changed.cron, changed.every) == (None, timedelta(seconds=60))
     assert changed.changed(cron="* * * * *").every is None

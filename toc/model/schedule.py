@@ -29,7 +29,7 @@ from cronsim import CronSim, CronSimError
 from cronsim.cronsim import SYMBOLIC_DAYS, SYMBOLIC_MONTHS
 
 from toc.model.clock import from_ms, parse_duration, to_ms
-from toc.model.documents import parse_object
+from toc.model.documents import check_depth, parse_object
 from toc.model.errors import InvalidSchedule, shown
 from toc.model.sharding import crc32
 from toc.model.target import ATTRIBUTE as ROUTE
@@ -200,7 +200,8 @@ class Definition:
         return self
 
     def to_json(self) -> str:
-        """The definition, without its name, as stored."""
+        """The definition, without its name, as stored. Raises InvalidDocument if ``of_json`` could not read it:
+        around an attribute it is a level deeper."""
         values: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
@@ -210,7 +211,9 @@ class Definition:
                 value = to_ms(value)
             values[each.name] = value
         del values["name"]
-        return json.dumps(values, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+        text = json.dumps(values, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+        check_depth(text.encode())
+        return text
 
     @classmethod
     def of_json(cls, name: str, text: str) -> Self:
