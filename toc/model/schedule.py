@@ -200,8 +200,10 @@ class Definition:
         return self
 
     def to_json(self) -> str:
-        """The definition, without its name, as stored. Raises InvalidDocument if ``of_json`` could not read it:
-        around an attribute it is a level deeper."""
+        """The definition, without its name, as stored.
+
+        Raises InvalidDocument if ``of_json`` could not read it: it is a level deeper than the attribute.
+        """
         values: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
