@@ -275,7 +275,8 @@ def test_a_burst_of_one_topic_leaves_the_others_on_time_and_memory_bounded(
 ) -> None:
     line = case.verdict(18, "burst, hot biz_id, slow topic", f"{count:,} due in one second")
     system = case.build(slots=SLOTS)
-    system.center.store.topics.create(Topic("test.slow0", 9, SLOTS))
+    for number, name in enumerate(SLOW):
+        system.center.store.topics.create(Topic(name, 9 + number, SLOTS))
     daemon = system.start(processes=PROCESSES, app="fault.apps.slow:center")
     client = system.client
     for ahead in (seconds, 8 * seconds):  # those of the first may be due before all are stored

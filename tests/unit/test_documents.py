@@ -149,7 +149,8 @@ def is_itself_pickled_and_copied(kind: type[Exception]) -> None:
     values = ["what"]
     if inspect.isfunction(kind.__init__):
         _self, *parameters = inspect.signature(kind.__init__).parameters.values()
-        values = [VALUES[p.annotation] for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        kinds = [p.annotation for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        values = [VALUES[getattr(one, "__name__", one)] for one in kinds]
     error = kind(*values)
     error.add_note("a note")
     for way in WAYS:

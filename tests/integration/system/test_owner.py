@@ -13,7 +13,6 @@ from benchmarks.local import RedisServer
 from toc import TimeoutCenter
 from toc.index.messages import Generation
 from toc.maintenance import dead_entries as deadqueues
-from toc.model.task import TryRow
 from toc.model.topic import Slot
 from toc.model.verdict import Failure
 from toc.store.tasks.batch import Guard
@@ -58,25 +57,16 @@ def look(owner: WorkerAtRest) -> None:
 def test_what_is_dead_no_more_leaves_the_dead_queue(
     system: System, owner: WorkerAtRest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dead, dying, pending, cancelled = (system.center.submit(TOPIC, biz_id=1, delay=900) for _ in range(4))
-    gone = max(dead, dying, pending, cancelled) + 1  # no row has this id
+    dead, pending, cancelled = (system.center.submit(TOPIC, biz_id=1, delay=900) for _ in range(3))
+    gone = max(dead, pending, cancelled) + 1  # no row has this id
     kill(system, dead)
     system.center.cancel(cancelled)
-    entries = [(job_id, died) for died, job_id in enumerate((cancelled, dead, dying, gone, pending))]
+    entries = [(job_id, died) for died, job_id in enumerate((cancelled, dead, gone, pending))]
     system.center.queues.restore_dead({SLOT: entries})
     monkeypatch.setattr(deadqueues, "PAGE", 2)  # several pages, of which some shrink
-    read, first = owner.store.read_tries, [dying]
-
-    def read_tries(job_ids: list[int]) -> dict[int, TryRow]:
-        rows = read(job_ids)
-        if dying in job_ids and first:
-            kill(system, first.pop())  # between the first look at it and the second
-        return rows
-
-    monkeypatch.setattr(owner.store, "read_tries", read_tries)
     with capture_logs() as said:
         look(owner)
-    assert buried(system.center, [SLOT]) == {dead, dying}
+    assert buried(system.center, [SLOT]) == {dead}
     assert [line["job_id"] for line in said if line["event"] == "orphan_dropped"] == [gone]
     assert sum(line["tasks"] for line in said if line["event"] == "dead_entries_removed") == 3
     assert "dead" in {loop.name for loop in owner.worker.loops}, "a worker does so by itself"
