@@ -31,6 +31,7 @@ from toc.worker.daemon.keeper import RESTART_CAP_SECONDS, Keeper
 from toc.worker.daemon.minutes import Minutes
 from toc.worker.daemon.processes import Child
 from toc.worker.run.handler_loop import NAME
+from toc.worker.run.wrapped import traced
 from toc.worker.worker import Worker
 
 log = get_logger(__name__)
@@ -216,6 +217,7 @@ class EmbeddedWorker:
         try:
             center = apart(self._of)
             check_servers(center, handlers=True)
+            traced(center)
             keeper = self._keeper = _Keeper(center, self._threads, self.ready, self._stopping)
         except Exception as exc:
             if center is not None:

@@ -19,7 +19,7 @@ from toc.sdk.client import apart
 from toc.worker import guards
 from toc.worker.app import load_app, skip_breakpoints, tell
 from toc.worker.control import begin
-from toc.worker.run.wrapped import surrounded, tell_ready
+from toc.worker.run.wrapped import tell_ready, traced
 from toc.worker.worker import Worker
 
 FLUSH_SECONDS = 2.0
@@ -46,11 +46,7 @@ def main() -> None:
         center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format)
         center.catalog.learn(map(Topic.of, first["topics"]))
-        if (tracing := center.tracing) is not None:
-            center.handlers = {
-                topic: surrounded(handler, tracing.trying, tracing.trying_many)
-                for topic, handler in center.handlers.items()
-            }
+        traced(center)
         if arguments.tell:
             tell(center)
         webhooks = None
@@ -94,8 +90,8 @@ def main() -> None:
     except BaseException as exc:
         end_process("main", exc)  # Python would wait for threads of the application; ours would continue
     center.hooks.flush(FLUSH_SECONDS)
-    if tracing is not None:
-        tracing.flush()
+    if center.tracing is not None:
+        center.tracing.flush()
     presence.close()
     leave_process(0)
 

@@ -17,6 +17,7 @@ from fault.kit.proxy import Proxy, through
 from harness.patience import PATIENCE, until
 from harness.rows import known
 from harness.system import System, small_system
+from opentelemetry import trace
 from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB
@@ -26,6 +27,7 @@ from toc.coordination.znodes import member_values
 from toc.model.errors import ConfigError, StoreUnavailable, UnknownTopic
 from toc.model.minute import MINUTE_MS, STARTS
 from toc.model.verdict import Failure
+from toc.observe.tracing import trace_id
 from toc.operate import doctor, due
 from toc.operate.cluster import living_workers
 from toc.operate.due import hour
@@ -303,6 +305,21 @@ def test_it_needs_no_extra(system: System) -> None:
         [sys.executable, "-c", BARE], env=system.env, capture_output=True, text=True, check=False
     )
     assert run.stdout == "True\n", run.stderr
+
+
+def test_a_try_has_its_span(system: System) -> None:
+    system.settings = system.settings.model_copy(update={"traces": 1.0})
+    within: dict[int, int] = {}
+    with TimeoutCenter(system.settings) as center:
+
+        @center.handler("order.close")
+        def close(task: Task) -> None:
+            within[task.job_id] = trace.get_current_span().get_span_context().trace_id
+
+        with center.worker():
+            job_id = center.submit("order.close", biz_id=1, delay=0.1)
+            assert until(lambda: bool(within), PATIENCE), "it ran"
+    assert within == {job_id: int(trace_id(job_id), 16)}
 
 
 def test_an_application_starts_while_others_have_all_slots(shop: Shop) -> None:

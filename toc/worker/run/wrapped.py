@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from toc.model.handler import Handler
 from toc.model.raised import Postponed, raised
 from toc.model.task import Dead, Retry, Task
+from toc.sdk.client import TimeoutCenter
 from toc.worker.run.handler_calls import errors_of
 
 _OURS = f"{Path(__file__).parents[2]}/"
@@ -48,6 +49,15 @@ def surrounded(handler: Handler, one: Context, many: Context) -> Handler:
                 return _checked(inner(given), given, failed)
 
     return replace(handler, call=call)
+
+
+def traced(center: TimeoutCenter) -> None:
+    """Have each try of its handlers be a span, if TOC_TRACES asks for traces."""
+    if (tracing := center.tracing) is not None:
+        center.handlers = {
+            topic: surrounded(handler, tracing.trying, tracing.trying_many)
+            for topic, handler in center.handlers.items()
+        }
 
 
 def _checked(outcome: Any, given: Any, failed: Callable[..., None] | None) -> Any:
