@@ -130,7 +130,7 @@ class Webhooks:
     """Sends the tasks of webhook topics. One for each worker process.
 
     ``holder`` names the process in Redis, ``members`` is how many processes send webhooks, as far as known at
-    the start. ``run_once`` reads the targets: on a thread of its own.
+    the start. ``run_once`` reads the targets, ``keep_answers`` writes to them: each on a thread of its own.
     """
 
     def __init__(
@@ -171,20 +171,20 @@ class Webhooks:
         """Labels of the targets whose breaker the gauge last showed as open."""
         self._answers: dict[str, tuple[int, str]] = {}
         """When targets answered last (ms), and what, as far as that is not kept yet."""
-        self._keep_at = 0.0
         self._locked: set[int] = set()
         """change_ids of targets whose secrets no key here opens, each of which is logged once."""
 
     def run_once(self) -> float:
-        """Read the targets, and keep their last answers. Returns the seconds until the next call."""
-        now = self._clock.monotonic()
-        if now >= self._keep_at:
-            self._keep_at = now + KEEP_SECONDS
-            with suppress(TocError):  # a later answer is kept instead
-                while self._answers:
-                    name, (at, answer) = self._answers.popitem()
-                    self._targets.note(name, at, answer)
+        """Read the targets. Returns the seconds until the next call."""
         return self._book.run_once()
+
+    def keep_answers(self) -> float:
+        """Write the last answers of targets, which may take long. Returns the seconds until the next call."""
+        for name in list(self._answers):
+            at, answer = self._answers.pop(name)
+            with suppress(TocError):  # a later answer is kept instead
+                self._targets.note(name, at, answer)
+        return KEEP_SECONDS
 
     def handler(self, topic: str) -> Handler:
         """Return the handler of a topic whose delivery is webhook."""

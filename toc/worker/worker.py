@@ -150,8 +150,9 @@ class Worker:
             *self.rows.loops,
             self._catalog,
             episode_writer(tools.store.episodes, tools.late),
-            *([Loop("targets", webhooks.run_once)] if webhooks is not None else []),
         ]
+        if webhooks is not None:
+            self.loops += [Loop("targets", webhooks.run_once), Loop("answers", webhooks.keep_answers)]
         self.beat = Beat(self)
         self._bell = Bell()
 
