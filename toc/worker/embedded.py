@@ -217,7 +217,7 @@ class EmbeddedWorker:
         try:
             center = apart(self._of)
             check_servers(center, handlers=True)
-            traced(center)
+            center.handlers = traced(center.handlers, center.tracing)
             keeper = self._keeper = _Keeper(center, self._threads, self.ready, self._stopping)
         except Exception as exc:
             if center is not None:

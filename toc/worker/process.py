@@ -46,7 +46,7 @@ def main() -> None:
         center = apart(load_app(arguments.app))
         configure(center.settings.log_level, center.settings.log_format)
         center.catalog.learn(map(Topic.of, first["topics"]))
-        traced(center)
+        center.handlers = traced(center.handlers, center.tracing)
         if arguments.tell:
             tell(center)
         webhooks = None

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from toc.model.handler import Handler
 from toc.model.raised import Postponed, raised
 from toc.model.task import Dead, Retry, Task
-from toc.sdk.client import TimeoutCenter
+from toc.observe.tracing import Tracing
 from toc.worker.run.handler_calls import errors_of
 
 _OURS = f"{Path(__file__).parents[2]}/"
@@ -51,13 +51,11 @@ def surrounded(handler: Handler, one: Context, many: Context) -> Handler:
     return replace(handler, call=call)
 
 
-def traced(center: TimeoutCenter) -> None:
-    """Have each try of its handlers be a span, if TOC_TRACES asks for traces."""
-    if (tracing := center.tracing) is not None:
-        center.handlers = {
-            topic: surrounded(handler, tracing.trying, tracing.trying_many)
-            for topic, handler in center.handlers.items()
-        }
+def traced(handlers: dict[str, Handler], tracing: Tracing | None) -> dict[str, Handler]:
+    """The handlers, each try of which is a span if tries are traced."""
+    if tracing is None:
+        return handlers
+    return {topic: surrounded(one, tracing.trying, tracing.trying_many) for topic, one in handlers.items()}
 
 
 def _checked(outcome: Any, given: Any, failed: Callable[..., None] | None) -> Any:
