@@ -17,7 +17,8 @@ from toc.model import target as model
 from toc.model.errors import IndexUnavailable, InvalidAttribute, InvalidTarget
 from toc.model.target import Allow, Route, Target, TargetSecrets
 from toc.model.topic import Topic
-from toc.webhooks.limiter import FAILURES, Capacity, Full, Limiter
+from toc.webhooks.breaker import FAILURES
+from toc.webhooks.limiter import Capacity, Full, Limiter
 
 # What a webhook target may be, and which of them a task goes to.
 

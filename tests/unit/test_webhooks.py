@@ -23,8 +23,9 @@ from toc.model.task import TaskStatus, TryRow
 from toc.model.topic import Topic
 from toc.model.verdict import Check, after_failure, check
 from toc.webhooks.answers import Meaning, Response, excerpt, meaning, retry_after
+from toc.webhooks.breaker import FAILURES, FIRST_SECONDS, Breaker
 from toc.webhooks.connect import Resolver, refusal
-from toc.webhooks.limiter import FAILURES, FIRST_SECONDS, FORGET_SECONDS, Breaker, Capacity, Limiter
+from toc.webhooks.limiter import FORGET_SECONDS, Capacity, Limiter
 from toc.webhooks.request import plain, signature
 from toc.webhooks.sender import Sender, check_headers, reason
 

@@ -36,7 +36,8 @@ from toc.model.task import (
 from toc.model.topic import Declaration, Topic
 from toc.observe.log import get_logger
 from toc.sdk.changes import Change, Changes, InTransaction
-from toc.sdk.handlers import Hooks, Registry
+from toc.sdk.handlers import Registry
+from toc.sdk.hooks import Hooks
 from toc.sdk.parts import Parts, StandIn, Within
 from toc.sdk.schedules import Rule, Schedules
 from toc.sdk.submission import OF_TIMES, at_any_time, check_job_id

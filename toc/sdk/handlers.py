@@ -1,26 +1,18 @@
-"""What applications register: handlers with their topics and payloads, middleware and hooks.
+"""What applications register: handlers with their topics and payloads; middleware and ``sdk.hooks``.
 
 The decorated function becomes a ``Handled``: it can be called as before, and submits tasks to itself. What a
 worker calls (``model.handler.Handler``) reads the payload, enters the middleware, calls the function, and
 raises an exception that it returns.
-
-Middleware runs where the handler runs, ``on_call`` where a center was called. ``on_dead`` and ``on_late`` are
-told by a thread of their own, one call after the other, so that none holds up a task; what is told when too
-much waits is dropped, and counted in the log.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import os
 import re
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import update_wrapper
 from typing import (
     TYPE_CHECKING,
@@ -38,29 +30,22 @@ from typing import (
 
 from typing_extensions import TypedDict, Unpack
 
-from toc.model.clock import Duration, from_ms, seconds_of
+from toc.model.clock import Duration, seconds_of
 from toc.model.errors import DuplicateHandler, InvalidHandler, InvalidPayload
-from toc.model.fork import call_in_children
 from toc.model.handler import Handler
 from toc.model.payload import Payload, is_payload
-from toc.model.raised import Misfit, raised, where
+from toc.model.raised import Misfit
 from toc.model.task import Dead, NewTask, Retry, Task
 from toc.model.topic import Declaration, Policies, check_topic_name
 from toc.observe.log import get_logger
+from toc.sdk.hooks import Hooks, Middleware, OnCall, OnDead, OnLate, checked_hook, hook_name
 from toc.sdk.parts import Within
-from toc.store.servers.threads import Threads
 
 if TYPE_CHECKING:
-    from toc.sdk.client import TimeoutCenter
+    pass
 
 log = get_logger(__name__)
 
-Middleware = Callable[[list[Task]], Iterator[None]] | Callable[[list[Task]], AsyncIterator[None]]
-OnDead = Callable[[Task, str], object]
-OnLate = Callable[[Task, timedelta], object]
-OnCall = Callable[[str, float, BaseException | None], object]
-_NOBODY = contextlib.nullcontext()
-MOST_WAITING = 1000
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -149,7 +134,7 @@ class Handled(Generic[T, P, R, S_co]):
         return NewTask(self.topic, biz_id, **self.fields(*payload, **options))
 
     def __repr__(self) -> str:
-        return f"<handler of {self.topic!r}: {_name(self.function)}>"
+        return f"<handler of {self.topic!r}: {hook_name(self.function)}>"
 
     def fields(self, *payload: Any, **options: Any) -> dict[str, Any]:
         """Return these options of ``center.submit`` with those that carry a payload. Raises
@@ -172,133 +157,6 @@ class Handled(Generic[T, P, R, S_co]):
         if self._payload is None:
             raise InvalidPayload(f"the handler of {self.topic!r} takes the task itself")
         return self._payload.read(task)
-
-
-class Hooks:
-    """The hooks of a center."""
-
-    def __init__(self, center: TimeoutCenter) -> None:
-        self._center = center
-        self.around: list[Callable[[list[Task]], Any]] = []
-        """The middlewares in their order: each makes a context manager, perhaps an async one."""
-        self.any = False
-        """Whether something surrounds tries or is told of their begin."""
-        self.on_dead: list[OnDead] = []
-        self.on_late: list[tuple[float, OnLate]] = []
-        self.on_call: list[OnCall] = []
-        self._dropped = 0
-        self.close()
-        call_in_children(self.close)
-
-    def close(self) -> None:
-        """End the thread once it has told what waits."""
-        self._threads = Threads(1, "toc-hooks")
-        self._room = threading.BoundedSemaphore(MOST_WAITING)
-
-    def now_ms(self) -> int:
-        """The time by the center's clock."""
-        return self._center.clock.now_ms()
-
-    # --- around a call of the center
-
-    def call(self, name: str) -> contextlib.AbstractContextManager[None]:
-        """Tell of what is done within as a call of this name."""
-        return self._notifying(name) if self.on_call else _NOBODY
-
-    @contextlib.contextmanager
-    def _notifying(self, name: str) -> Iterator[None]:
-        began, error = time.perf_counter(), None
-        try:
-            yield
-        except BaseException as exc:
-            error = exc
-            raise
-        finally:
-            seconds = time.perf_counter() - began
-            for hook in self.on_call:
-                try:
-                    hook(name, seconds, error)
-                except Exception as exc:  # the call is as it is
-                    log.warning("hook_failed", hook=_name(hook), error=raised(exc).name, at=where(exc))
-
-    # --- around a try
-
-    def enter(self, stack: contextlib.ExitStack, tasks: list[Task]) -> None:
-        """Surround the call of a function."""
-        for middleware in self.around:
-            if isinstance(entered := middleware(tasks), contextlib.AbstractContextManager):
-                stack.enter_context(entered)
-
-    async def enter_async(self, stack: contextlib.AsyncExitStack, tasks: list[Task]) -> None:
-        """Surround the call of a coroutine function."""
-        for middleware in self.around:
-            if isinstance(entered := middleware(tasks), contextlib.AbstractContextManager):
-                stack.enter_context(entered)
-            else:
-                await stack.enter_async_context(entered)
-
-    # --- what is told beside it
-
-    def began(self, tasks: Sequence[Task]) -> None:
-        """Tell of those whose first try begins late."""
-        for after, hook in self.on_late:
-            for task in tasks:
-                late = from_ms(self.now_ms()) - task.action_time
-                if task.attempt == 1 and late.total_seconds() >= after:
-                    self._notify(hook, task, late)
-
-    def died(self, job_id: int, reason: str) -> None:
-        """Tell of a death, now that the row says so."""
-        for hook in self.on_dead:
-            self._notify(hook, job_id, reason)
-
-    def flush(self, seconds: float) -> None:
-        """Let what waits be told, for at most so long."""
-        with contextlib.suppress(RuntimeError):  # no thread can be started now
-            wait([self._threads.soon(lambda: None)], seconds)
-
-    def _notify(self, hook: Callable[..., object], of: Task | int, what: object) -> None:
-        room = self._room
-
-        def notify() -> None:
-            try:
-                if (task := self._center.get(of) if isinstance(of, int) else of) is not None:
-                    hook(task, what)
-            except BaseException as exc:  # it is the application's, or a server is away: no task is harmed
-                log.warning("hook_failed", hook=_name(hook), error=raised(exc).name, at=where(exc))
-
-        def notify_beside() -> None:
-            pid = os.getpid()
-            notify()
-            if os.getpid() != pid:  # a copy that the hook made: what waits is told in the original
-                os._exit(0)
-            room.release()
-
-        if self._center.stands_in is not None:  # a test, which waits for it
-            notify()
-        elif room.acquire(blocking=False):
-            try:
-                self._threads.run_detached(notify_beside)
-            except RuntimeError:  # no thread can be started now
-                room.release()
-        else:
-            self._dropped += 1
-            log.warning("hook_dropped", hook=_name(hook), dropped=self._dropped)
-
-
-def _name(hook: object) -> str:
-    return getattr(hook, "__qualname__", type(hook).__name__)
-
-
-def _checked(hook: Any, takes: str, arguments: int = 2) -> Any:
-    """Return a hook that is a plain function of so many arguments. Raises InvalidHandler."""
-    try:
-        inspect.signature(hook).bind(*[None] * arguments)
-    except (TypeError, ValueError) as exc:
-        raise InvalidHandler(f"hook {_name(hook)} must take {takes}") from exc
-    if inspect.iscoroutinefunction(hook):
-        raise InvalidHandler(f"hook {_name(hook)} must be a plain function: a thread of toc calls it")
-    return hook
 
 
 class Registers(Protocol[S_co]):
@@ -397,7 +255,7 @@ class Registry(Generic[S_co]):
             self.hooks.around.append(contextlib.contextmanager(function))
         else:
             raise InvalidHandler(
-                f"middleware {_name(function)} must be a generator function that takes a list of tasks and "
+                f"middleware {hook_name(function)} must be a generator function of a list of tasks that "
                 "yields once, where the handler runs"
             )
         self.hooks.any = True
@@ -406,7 +264,7 @@ class Registry(Generic[S_co]):
     def on_dead(self, function: D) -> D:
         """Have a function called with the task and the reason after its worker has made it dead: at most once
         for each death, in a thread of its own. Its failures are logged. Raises InvalidHandler."""
-        self.hooks.on_dead.append(_checked(function, "a task and the reason"))
+        self.hooks.on_dead.append(checked_hook(function, "a task and the reason"))
         return function
 
     def on_late(self, after: Duration) -> Callable[[L], L]:
@@ -416,7 +274,7 @@ class Registry(Generic[S_co]):
 
         def register(function: L) -> L:
             self.hooks.any = True
-            self.hooks.on_late.append((seconds, _checked(function, "a task and how late it is")))
+            self.hooks.on_late.append((seconds, checked_hook(function, "a task and how late it is")))
             return function
 
         return register
@@ -425,7 +283,7 @@ class Registry(Generic[S_co]):
         """Have a function called after each ``submit``, ``put``, ``submit_many``, ``index``, ``cancel``,
         ``cancel_by_biz``, ``reschedule``, ``get`` and ``find``, where it was called, with this name, the
         seconds that it took, and what it raised or None. Its failures are logged. Raises InvalidHandler."""
-        self.hooks.on_call.append(_checked(function, "a name, seconds and an error or None", 3))
+        self.hooks.on_call.append(checked_hook(function, "a name, seconds and an error or None", 3))
         return function
 
 

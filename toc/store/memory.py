@@ -9,7 +9,8 @@ from sqlalchemy.pool import StaticPool
 from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable
 from toc.store.schema import REVISION, TOPIC_TABLE, database_metadata, schedule_table_name, task_table_name
-from toc.store.servers.server import DatabaseServer, Lost, Pool, Result, Statement
+from toc.store.servers.pool import Pool
+from toc.store.servers.server import DatabaseServer, Lost, Result, Statement
 from toc.store.servers.sqlite import SqliteConnection, SqliteServer
 from toc.store.tasks.write import REPEATS
 

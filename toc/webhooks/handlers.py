@@ -27,8 +27,9 @@ from toc.observe import metrics
 from toc.observe.log import get_logger
 from toc.store.records.targets import TargetBook, TargetTable
 from toc.webhooks.answers import Meaning, Response, meaning
+from toc.webhooks.breaker import Breaker
 from toc.webhooks.connect import Lookup
-from toc.webhooks.limiter import Breaker, Full, Limiter
+from toc.webhooks.limiter import Full, Limiter
 from toc.webhooks.request import body_of, named_headers, signed, webhook_id
 from toc.webhooks.sender import Sender
 

@@ -31,7 +31,8 @@ from toc.model.errors import ConfigError, NotInstalled, SchemaBehind, StoreUnava
 from toc.sockets import KEEPALIVE_SECONDS, URL_FLAGS
 from toc.store.servers import server as db
 from toc.store.servers.mysql_answers import WHOLE, read_answers
-from toc.store.servers.server import DatabaseServer, Param, Pool, Result, Statement
+from toc.store.servers.pool import Pool
+from toc.store.servers.server import DatabaseServer, Param, Result, Statement
 
 _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
 _QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket"}

@@ -20,7 +20,8 @@ from sqlalchemy.engine import URL
 
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
 from toc.store.servers import server as db
-from toc.store.servers.server import DatabaseServer, Duplicate, Pool, Result, Statement, Transient
+from toc.store.servers.pool import Pool
+from toc.store.servers.server import DatabaseServer, Duplicate, Result, Statement, Transient
 
 
 def path_of(url: URL) -> Path:

@@ -17,7 +17,8 @@ from toc.loop import Reactor
 from toc.model.clock import to_ms
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TryRow
-from toc.store.servers.server import DatabaseServer, PooledConnection, Result, Statement
+from toc.store.servers.pool import PooledConnection
+from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.servers.shards import OF_TABLES, Answers, Shards, Trouble
 from toc.store.tasks import rows as sql
 from toc.store.tasks.leases import Leases
