@@ -296,9 +296,12 @@ class Settings(BaseSettings):
         if not self.database_urls:
             if "TOC_DATABASE_URL" in os.environ:
                 raise ConfigError("TOC_DATABASE_URL is not a setting; did you mean TOC_DATABASE_URLS?")
+            do = "or run `toc dev`, which starts everything here"
+            if Path(".toc/toc.toml").is_file():
+                do = "or, for that of `toc dev` here, run `export TOC_CONFIG=$PWD/.toc/toc.toml`"
             raise ConfigError(
                 "TOC_DATABASE_URLS is not set, so there is no task table: set it (or write it into "
-                "toc.toml), or run `toc dev`, which starts everything here"
+                f"toc.toml), {do}"
             )
         return self.database_urls
 

@@ -176,6 +176,10 @@ def test_what_is_shown_has_no_password() -> None:
 def test_a_missing_server_says_what_to_set_or_run() -> None:
     with pytest.raises(ConfigError, match=r"TOC_DATABASE_URLS.*`toc dev`"):
         Settings().need_database_urls()
+    Path(".toc").mkdir()
+    Path(".toc/toc.toml").touch()
+    with pytest.raises(ConfigError, match=r"`export TOC_CONFIG=\$PWD/\.toc/toc\.toml`"):
+        Settings().need_database_urls()
 
 
 def test_the_name_without_its_last_letter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,9 @@ def test_a_directory_is_locked_by_one_process_at_a_time(tmp_path: Path) -> None:
     descriptor = lock(tmp_path)
     with pytest.raises(ConfigError, match="in use by another process"):
         lock(tmp_path)
+    (tmp_path / "toc.toml").touch()
+    with pytest.raises(ConfigError, match=f"`export TOC_CONFIG={tmp_path}/toc.toml`"):
+        lock(tmp_path)
     os.close(descriptor)
     os.close(lock(tmp_path))
 

@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -205,9 +206,10 @@ def lock(directory: Path) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as exc:
         os.close(descriptor)
-        raise ConfigError(
-            f"{directory} is in use by another process; end that process or use another directory"
-        ) from exc
+        do = "end that process or use another directory"
+        if (config := directory / "toc.toml").is_file():
+            do += f"; programs that shall use what runs there: `export TOC_CONFIG={shlex.quote(str(config))}`"
+        raise ConfigError(f"{directory} is in use by another process; {do}") from exc
     return descriptor
 
 
