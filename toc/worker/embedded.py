@@ -197,6 +197,7 @@ class EmbeddedWorker:
         if _working.setdefault(os.getpid(), mine) is not mine:
             raise InvalidInput("this process has a worker already; it may serve all topics of its center")
         self._stopping.clear()
+        self.ready.clear()
         keeper = None
         try:
             keeper = self._open(first=True)

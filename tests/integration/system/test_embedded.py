@@ -207,8 +207,8 @@ def test_it_starts_while_the_database_is_away_and_works_once_that_is_back(
                 proxy.accept()
                 shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.01))
             proxy.refuse()
-            with center.worker():
-                pass  # it ends without having begun
+            with worker:
+                assert not worker.ready.is_set()  # it ends without having begun anew
 
 
 def test_a_start_that_only_an_operator_can_help_is_refused_and_may_be_made_again(
