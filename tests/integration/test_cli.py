@@ -18,6 +18,7 @@ import pytest
 import structlog
 from harness import forks
 from harness.patience import until
+from harness.rows import change
 
 from benchmarks.local import RedisServer
 from benchmarks.private import free_port
@@ -141,6 +142,9 @@ def test_a_task_that_runs_is_told_from_one_that_waits(toc: Toc, topic: str, cent
     assert toc.json("get", ids[0])["since"] == shown["since"]
     assert timedelta(0) <= datetime.now(UTC) - since < timedelta(minutes=5)
     assert (shown["owner"], shown["host"]) == (worker, "web1")
+    for seconds, late in ((2.4, False), (9, True)):  # it began up to 1.5 s before its lease
+        change(center.store, ids[0], f"action_time=lease_since-{round(seconds * 1000)}")
+        assert (toc.json("get", ids[0])["late"] is not None) is late
     center.store.leases.take({ids[1]: 30}, waiting={ids[1]})
     assert toc.json("get", ids[1])["since"] is None, "it has not started"
     assert [one["job_id"] for one in toc.json("running") if one["since"] is None] == [str(ids[1])]

@@ -24,7 +24,7 @@ from toc.model.verdict import CRASHED
 from toc.operate.cluster import living_workers
 from toc.operate.operation import Doing, Param, Record, Value, operation
 from toc.operate.records import LateShown
-from toc.operate.running import where_of
+from toc.operate.running import LEASED_MS, where_of
 from toc.operate.tasks import TOPIC
 
 if TYPE_CHECKING:
@@ -101,7 +101,8 @@ def _so_far(
     what can be seen now."""
     where = where_of(center, row, topic)
     started = None if where is None else where.since
-    if started is not None and started - due <= LATE_MS:
+    exact = topic.delivery is Delivery.PULL  # else it began before, and was perhaps in time
+    if started is not None and started - due <= LATE_MS + (0 if exact else LEASED_MS):
         return None
     waits_since = max(row.next_time, due)
     if started is None and waits_since > now:

@@ -1,6 +1,6 @@
 """Tasks that run: where, and since when. Every door shows the same.
 
-Those run whose rows a worker has leased, as it does 0.75 s after the take. A task that a worker has taken and
+Those run whose rows a worker has leased, as it does 0.75 s after the take; ``since`` is when it did. A task that a worker has taken and
 not started yet counts too, without ``since``.
 """
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CONSUMER = "a consumer"
 """The owner of a task that was handed out."""
+LEASED_MS = 1500
+"""How long after its start a task is leased at the latest by a worker that is not held up."""
 
 
 class Running(NamedTuple):
