@@ -299,10 +299,7 @@ class Settings(BaseSettings):
             do = "or run `toc dev`, which starts everything here"
             if Path(".toc/toc.toml").is_file():
                 do = "or, for that of `toc dev` here, run `export TOC_CONFIG=$PWD/.toc/toc.toml`"
-            raise ConfigError(
-                "TOC_DATABASE_URLS is not set, so there is no task table: set it (or write it into "
-                f"toc.toml), {do}"
-            )
+            raise ConfigError(f"TOC_DATABASE_URLS is not set: set it (or write it into toc.toml), {do}")
         return self.database_urls
 
     @property

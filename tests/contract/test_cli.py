@@ -280,7 +280,9 @@ def test_shards_that_are_behind_are_named_and_nothing_starts(contract: Contract)
         center.submit("c.plain", biz_id=1, delay=9)
 
 
-@pytest.mark.parametrize("wrong", [{"tables": 4}, {"databases": 4}, {"databases": 1, "tables": 4}])
+@pytest.mark.parametrize(
+    "wrong", [{"tables": 4}, {"tables": 16}, {"databases": 4}, {"databases": 1, "tables": 4}]
+)
 def test_a_program_set_for_other_tables_is_refused_before_it_writes_or_looks_in_the_wrong_one(
     contract: Contract, wrong: dict[str, int]
 ) -> None:

@@ -244,8 +244,17 @@ def test_a_handler_of_tasks_submits_an_attribute(toc: Toc, center: TimeoutCenter
 
     plain.submit(biz_id=1, delay=1, attribute={"a": 1})
     toc.assert_submitted("p.task", attribute={"a": 1})
-    with pytest.raises(InvalidPayload, match="attribute="):
+    with pytest.raises(InvalidPayload, match=r"attribute=, no payload$"):
         plain.submit(toc.tasks()[0], biz_id=1)
+
+
+def test_what_a_decorator_lacks_is_said(center: TimeoutCenter) -> None:
+    def untyped(what): ...  # type: ignore[no-untyped-def]
+
+    with pytest.raises(InvalidPayload, match="no payload: the function's parameter 'what' has no type"):
+        center.handler("p.task")(untyped).new(CLOSE, biz_id=1)
+    with pytest.raises(InvalidTopic, match=r'untyped is not a topic name: write @center.handler\("TOPIC"\)'):
+        center.handler(untyped)  # type: ignore[call-overload]
 
 
 def test_a_payload_of_another_version_is_given_back_and_then_dead(toc: Toc, center: TimeoutCenter) -> None:

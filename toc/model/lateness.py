@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from toc.model.clock import from_ms
 from toc.model.documents import instant, parse, seconds
+from toc.model.sharding import created_ms
 
 LATE_MS = 1000
 """A task that starts later than this after its time is late (ms)."""
@@ -148,6 +149,13 @@ def late_starts(text: str | None, version: int) -> list[LateStart]:
         except (ValueError, TypeError, OverflowError):
             continue
     return found
+
+
+def stored_late(job_id: int, version: int, due: int) -> list[Span]:
+    """Return the span until a task was stored, if that was after its time and it was not changed since."""
+    if version or (stored := created_ms(job_id)) <= due:
+        return []
+    return [Span(Cause.STORED_LATE, due, stored, f"at {clock_time(stored)} UTC")]
 
 
 def fill(due: int, started: int, spans: Iterable[Span], rest: Span | None = None) -> list[Span]:

@@ -15,9 +15,8 @@ from toc.model import lateness
 from toc.model.access import Action as Right
 from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable, Unavailable
-from toc.model.lateness import CAUSES, LATE_MS, Cause, Span, Tried, Why, clock_time
+from toc.model.lateness import CAUSES, LATE_MS, Cause, Span, Tried, Why, clock_time, stored_late
 from toc.model.pull import LEASE_ENDED
-from toc.model.sharding import created_ms
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Delivery, Topic
 from toc.model.verdict import CRASHED
@@ -109,9 +108,7 @@ def _so_far(
         return explain(now)
     until = now if started is None else started
     before = explain(min(waits_since, until))
-    spans = [] if before is None else list(before.spans)
-    if not row.version and (stored := created_ms(row.job_id)) > due:
-        spans.append(Span(Cause.STORED_LATE, due, stored, f"at {clock_time(stored)} UTC"))
+    spans = [*(before.spans if before else ()), *stored_late(row.job_id, row.version, due)]
     if topic.paused_at and topic.paused:
         by = f" by {topic.paused_by}" if topic.paused_by else ""
         about = f"since {clock_time(topic.paused_at)} UTC{by}"

@@ -1,7 +1,7 @@
 """Tasks that run: where, and since when. Every door shows the same.
 
-Those run whose rows a worker has leased, as it does 0.75 s after the take; ``since`` is when it did. A task that a worker has taken and
-not started yet counts too, without ``since``.
+Those run whose rows a worker has leased, as it does 0.75 s after the take: ``since`` is the time of that. A
+task that a worker has taken and not started yet counts too, without ``since``.
 """
 
 from __future__ import annotations

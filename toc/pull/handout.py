@@ -20,10 +20,9 @@ from toc.failpoint import failpoint
 from toc.loop import Loop
 from toc.model import verdict
 from toc.model.errors import BodyGone, UnreadableTask
-from toc.model.lateness import LATE_MS, Cause, LateStart, Span, clock_time
+from toc.model.lateness import LATE_MS, Cause, LateStart, Span, clock_time, stored_late
 from toc.model.pull import NONCE_BYTES, PullLease, PullRow
 from toc.model.scores import unread_score
-from toc.model.sharding import created_ms
 from toc.model.task import Body, Content, TaskStatus
 from toc.model.topic import Slot
 from toc.observe.holdups import Holdups
@@ -271,8 +270,7 @@ class HandOuts:
         topic = self._catalog.known().get(name)
         if topic is not None:
             spans += self._holdups.of_topic(topic, due, now)
-        if not row.version and (stored := created_ms(row.job_id)) > due:
-            spans.append(Span(Cause.STORED_LATE, due, stored, f"at {clock_time(stored)} UTC"))
+        spans += stored_late(row.job_id, row.version, due)
         places = self._store.server_of(row.job_id), Slot(name, slot)
         return self._holdups.fill(due, now, places, spans, Span(Cause.BACKLOG, 0, 0, "consumers were busy"))
 

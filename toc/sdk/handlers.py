@@ -31,7 +31,7 @@ from typing import (
 from typing_extensions import TypedDict, Unpack
 
 from toc.model.clock import Duration, seconds_of
-from toc.model.errors import DuplicateHandler, InvalidHandler, InvalidPayload
+from toc.model.errors import DuplicateHandler, InvalidHandler, InvalidPayload, InvalidTopic
 from toc.model.handler import Handler
 from toc.model.payload import Payload, is_payload
 from toc.model.raised import Misfit
@@ -141,6 +141,9 @@ class Handled(Generic[T, P, R, S_co]):
         InvalidPayload."""
         if len(payload) != (self._payload is not None):
             takes = "an attribute=, no payload" if self._payload is None else "one payload"
+            first = next(iter(inspect.signature(self.function).parameters.values()), None)
+            if payload and first is not None and first.annotation is first.empty:
+                takes += f": the function's parameter {first.name!r} has no type, which a payload needs"
             raise InvalidPayload(f"submit of the handler of {self.topic!r} takes {takes}")
         if self._payload is None:
             return options
@@ -203,6 +206,8 @@ class Registry(Generic[S_co]):
 
         Raises InvalidTopic, InvalidHandler or DuplicateHandler.
         """
+        if callable(topic):
+            raise InvalidTopic(f'{hook_name(topic)} is not a topic name: write @center.handler("TOPIC")')
         check_topic_name(topic)
         if topic in self.handlers:
             raise DuplicateHandler(f"topic {topic!r} already has a handler; a topic can have only one")

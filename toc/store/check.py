@@ -114,10 +114,12 @@ def require_layout(shards: Shards) -> None:
     """Raise SchemaBehind if the tables were made for other TOC_DATABASES and TOC_TABLES.
 
     Otherwise a task would be written into a table in which its job_id is never looked up. This looks only at
-    the first server. Tables that are missing there are no error here: the statement that uses them raises it.
+    the first server. Single tables that are missing there are no error here: the statement that uses them
+    raises it. Half of them and more were never made.
     """
+    half = shards.layout.tables // shards.layout.databases  # of the tasks and their bodies
     for status in check_server(shards, shards.topic_server):
-        if status.unexpected_tables:
+        if status.unexpected_tables or (status.misfit and len(status.missing_tables) >= half):
             raise SchemaBehind(f"{_OTHER_LAYOUT} ({status})")
 
 

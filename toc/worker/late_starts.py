@@ -8,9 +8,8 @@ from collections.abc import Iterable
 
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
-from toc.model.lateness import LATE_MS, Cause, LateStart, Span, clock_time, fill
+from toc.model.lateness import LATE_MS, Cause, LateStart, Span, clock_time, fill, stored_late
 from toc.model.raised import Raised
-from toc.model.sharding import created_ms
 from toc.observe.holdups import JOIN_MS, NOTES, Holdups
 from toc.worker.entry import NO_FENCE, Entry
 from toc.worker.slots import SlotBook
@@ -71,9 +70,7 @@ class LateStarts(Holdups):
         """Return what fills the time from when a try was due to its start (ms)."""
         due, held = entry.row.next_time, int((entry.held + wall) * 1000)
         topic = self._catalog.known().get(entry.topic.name, entry.topic)
-        spans = [*self.of_topic(topic, due, held)]
-        if not entry.row.version and (stored := created_ms(entry.job_id)) > due:
-            spans.append(Span(Cause.STORED_LATE, due, stored, f"at {clock_time(stored)} UTC"))
+        spans = [*self.of_topic(topic, due, held), *stored_late(entry.job_id, entry.row.version, due)]
         since = self._book.wanted.get(entry.slot)
         if since is not None and (owned := int((since + wall) * 1000)) > due:
             spans.append(self._unowned(due, owned))
