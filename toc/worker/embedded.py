@@ -41,6 +41,8 @@ AGAIN_SECONDS = 1.0
 LATE_SECONDS = 10.0
 """How long after the shutdown deadline ``stop`` waits."""
 COMPLAIN_SECONDS = 60.0
+OPEN_AGAIN_SECONDS = 2.0
+"""Pause after a start for which a server was away: what is due waits as long once it is back."""
 MAX_THREADS = 1024
 """As many as TOC_THREADS can be."""
 HANDLERS = f"{PREFIX}handler-", f"{PREFIX}{NAME}"
@@ -233,7 +235,7 @@ class EmbeddedWorker:
 
     def _run(self, keeper: _Keeper | None) -> None:
         try:
-            while keeper is None and not self._stopping.wait(RESTART_CAP_SECONDS):
+            while keeper is None and not self._stopping.wait(OPEN_AGAIN_SECONDS):
                 keeper = self._open(first=False)
             if keeper is not None:
                 keeper.run()

@@ -194,7 +194,7 @@ def test_a_handler_that_would_wait_for_itself_is_told_so(shop: Shop) -> None:
 def test_it_starts_while_the_database_is_away_and_works_once_that_is_back(
     shop: Shop, mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded, "RESTART_CAP_SECONDS", 0.1)
+    monkeypatch.setattr(embedded, "OPEN_AGAIN_SECONDS", 0.1)
     with Proxy(mariadb.port) as proxy:
         proxy.refuse()
         urls = {"database_urls": [through(proxy, mariadb.url)]}
