@@ -181,9 +181,9 @@ class Webhooks:
 
     def keep_answers(self) -> float:
         """Write the last answers of targets, which may take long. Returns the seconds until the next call."""
-        for name in list(self._answers):
-            at, answer = self._answers.pop(name)
-            with suppress(TocError):  # a later answer is kept instead
+        with suppress(TocError):  # a later answer is kept instead; the others wait, while the server may hang
+            for name in list(self._answers):
+                at, answer = self._answers.pop(name)
                 self._targets.note(name, at, answer)
         return KEEP_SECONDS
 
