@@ -107,6 +107,10 @@ CASES = {
         [LateStart(0, DUE, at(40), [span(Cause.PAUSED, 0, 31), span(Cause.BACKLOG, 31, 40)])],
         "It started 40.0 s late because its topic was paused.",
     ),
+    "a payload that did not fit": (
+        [LateStart(0, DUE, at(40), [span(Cause.MISFIT, 0, 40, "order, total")])],
+        "It started 40.0 s late because it was given back, as its payload did not fit (order, total).",
+    ),
     "a time that nothing explains": (
         [LateStart(0, at(6), at(8), [span(Cause.REDIS, 6, 8)])],
         (
@@ -274,7 +278,7 @@ def target(scene: Scene) -> None:
 
 
 def misfit(scene: Scene) -> None:
-    scene.error = Raised("Misfit", "the payload does not fit P", until=ms(60), misfit=True)
+    scene.error = Raised("Misfit", "the payload does not fit P", until=ms(60), misfit="order")
 
 
 def target_waits(scene: Scene) -> None:
@@ -287,7 +291,7 @@ SCENES: dict[Callable[[Scene], None], Cause] = {
     resume_rate: Cause.RESUME_RATE, no_owner: Cause.NO_OWNER, worker_killed: Cause.WORKER_KILLED,
     redis: Cause.REDIS, database: Cause.DATABASE, database_reads: Cause.DATABASE,
     clock_behind: Cause.CLOCK, clock_ahead: Cause.CLOCK, clock_set: Cause.CLOCK, halted: Cause.HALTED,
-    target: Cause.TARGET, misfit: Cause.BACKOFF, target_waits: Cause.TARGET,
+    target: Cause.TARGET, misfit: Cause.MISFIT, target_waits: Cause.TARGET,
 }  # fmt: skip
 
 

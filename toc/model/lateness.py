@@ -52,6 +52,7 @@ class Cause(StrEnum):
     TTR = "ttr"
     TARGET = "target"
     BACKOFF = "backoff"
+    MISFIT = "misfit"
     UNKNOWN = "unknown"
 
 
@@ -80,6 +81,7 @@ CAUSES: dict[Cause, About] = {  # where several hold at once, the first of them 
     Cause.TTR: About("a consumer had it and did not answer", "a shorter ttr, or look at that consumer"),
     Cause.TARGET: About("its target could not take it", "toc target show NAME; toc target resume NAME"),
     Cause.BACKOFF: About("earlier tries had failed", "toc get JOB_ID shows their errors"),
+    Cause.MISFIT: About("it was given back, as its payload did not fit", "give new fields a default"),
     Cause.UNKNOWN: About("of something that nobody recorded", "toc doctor"),
 }
 

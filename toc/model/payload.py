@@ -28,6 +28,7 @@ AGAIN_MS, MOST_MS = 1000, 60_000
 """When it is looked at again: after as long as it is late already, at least and at most this."""
 EXAMPLES = {"string": "a", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
 """By the type of JSON schema."""
+GIVEN_BACK = "given back for an hour"
 SHOWN = 3
 """How many of the fields that do not fit are told."""
 
@@ -141,10 +142,15 @@ class Payload(Generic[T]):
         except InvalidPayload as exc:
             late = now_ms - to_ms(task.action_time)
             if late < PATIENCE_MS:
-                why = f"{exc}; given back for an hour, as another version of the handler may read it: give "
-                why += "new fields a default"
-                raise Misfit(now_ms + min(max(late, AGAIN_MS), MOST_MS), why) from exc
+                why = f"{exc}; {GIVEN_BACK}, as another version may read it: give new fields a default"
+                raise Misfit(now_ms + min(max(late, AGAIN_MS), MOST_MS), why, _fields(exc)) from exc
             raise Dead(f"{exc}, for an hour") from exc
+
+
+def _fields(error: InvalidPayload) -> str:
+    """Name the fields that do not fit, nothing within them, which may be what they hold."""
+    found: list[Any] = getattr(error.__cause__, "errors", list)()[:SHOWN]
+    return ", ".join(dict.fromkeys(str((*one["loc"], "all of it")[0]) for one in found)) or "all of it"
 
 
 def _misfit(error: Exception) -> str:

@@ -55,8 +55,8 @@ class Raised(NamedTuple):
     """No try was started, as the task had expired."""
     until: int | None = None
     """The try did not take place (``Postponed``): the task waits until then (ms)."""
-    misfit: bool = False
-    """It did not because of the task's payload (``Misfit``), which the row tells."""
+    misfit: str = ""
+    """It did not because of these fields of the task's payload (``Misfit``), which the row tells."""
     sent: Sent | None = None
     """The request that the try made, if it was a webhook's."""
     at: str = ""
@@ -79,12 +79,12 @@ class Disturbed(Exception):
 class Postponed(Exception):
     """The try could not take place now, for a reason outside its task. Nothing is charged.
 
-    The task waits until ``until`` (ms), which is written to its row.
+    The task waits until ``until`` (ms), which is written to its row. ``misfit``: of a Misfit, which fields.
     """
 
-    def __init__(self, until: int, reason: str) -> None:
+    def __init__(self, until: int, reason: str, misfit: str = "") -> None:
         super().__init__(reason)
-        self.until = until
+        self.until, self.misfit = until, misfit
 
 
 class Misfit(Postponed):
@@ -110,8 +110,8 @@ def raised(error: BaseException) -> Raised:
     # Nothing asks the exception itself, not even isinstance: its attributes may be properties that raise.
     kind = type(error)
     if type(error) is Postponed or type(error) is Misfit:
-        text, misfit = str(error)[:MAX_ERROR_CHARS], kind is Misfit
-        return Raised(kind.__name__, text, until=error.until, misfit=misfit)
+        text = str(error)[:MAX_ERROR_CHARS]
+        return Raised(kind.__name__, text, until=error.until, misfit=error.misfit)
     if type(error) is Undelivered:
         text = str(error)[:MAX_ERROR_CHARS]
         return Raised("Undelivered", text, error.dead, error.after_ms, sent=error.sent)

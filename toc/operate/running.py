@@ -30,24 +30,19 @@ LEASED_MS = 1500
 
 
 class Running(NamedTuple):
-    """Where a task runs. ``worker`` and ``host`` are None if nobody knows; ``since`` (ms) is None if it
+    """Where a task runs. ``owner`` and ``host`` are None if nobody knows; ``since`` (ms) is None if it
     has not started."""
 
     job_id: int
     slot: Slot
-    worker: str | None
+    owner: str | None
     host: str | None
     since: int | None
 
     def shown(self) -> Record:
         """Return it for display."""
-        return {
-            "job_id": str(self.job_id),
-            "slot": str(self.slot),
-            "owner": self.worker,
-            "host": self.host,
-            "since": None if self.since is None else instant(self.since),
-        }
+        texts = {"job_id": str(self.job_id), "slot": str(self.slot)}
+        return self._asdict() | texts | {"since": self.since and instant(self.since)}
 
 
 @operation("task.running", "GET /v1/running", Right.READ_CLUSTER, "Show running tasks",

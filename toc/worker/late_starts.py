@@ -60,8 +60,9 @@ class LateStarts(Holdups):
             if self.may_write():
                 spans = self._spans(entry, started, wall, server)
                 if until is not None and error is not None:
-                    put_off = Cause.BACKOFF if error.misfit else Cause.TARGET
-                    spans = fill(late.due, late.started, spans, Span(put_off, 0, 0, error.text))
+                    put_off = Cause.MISFIT if error.misfit else Cause.TARGET
+                    about = error.misfit or error.text
+                    spans = fill(late.due, late.started, spans, Span(put_off, 0, 0, about))
                 late = late._replace(spans=spans)
             found[row.job_id] = late
         return found

@@ -285,11 +285,11 @@ class Flusher:
 
     def _note_retry(self, entry: Entry, error: Raised, failure: Failure, now: int) -> None:
         """Count and log a try after which another one follows."""
-        about = _about(entry, error)
+        about, wait = _about(entry, error), (failure.next_time - now) / 1000
         if error.until is not None:
             self._outcomes[entry.topic.name, "postponed"] += 1
             if error.misfit:
-                log.warning("payload_not_read", again_in_seconds=(failure.next_time - now) / 1000, **about)
+                log.warning("payload_not_read", fields=error.misfit, again_in_seconds=wait, **about)
             else:
                 log.debug("try_postponed", reason=error.text, **about)
         elif error.disturbed:
@@ -297,7 +297,6 @@ class Flusher:
             log.warning("try_disturbed", reason=error.text, crashes=failure.new_crashes, **about)
         else:
             self._outcomes[entry.topic.name, "failed"] += 1
-            wait = (failure.next_time - now) / 1000
             log.info("try_failed", attempts=failure.new_attempts, again_in_seconds=wait, **about)
 
 
