@@ -247,11 +247,11 @@ class Episode(NamedTuple):
 
 
 E = TypeVar("E", Span, Episode)
-_NAMING = (Cause.DATABASE, Cause.REDIS, Cause.NO_OWNER)
+_NAMING = (Cause.DATABASE, Cause.REDIS, Cause.NO_OWNER, Cause.THREADS)
 
 
 def without_servers(one: E) -> E:
-    """Return it without evidence that may name servers and hosts, for who may not see the cluster."""
+    """Return it without evidence that may name servers, hosts or others' topics, for who may not see them."""
     return one._replace(evidence="") if one.cause in _NAMING else one
 
 

@@ -25,6 +25,7 @@ from toc import TaskStatus, Topic
 from toc.cli.main import main
 from toc.model.clock import to_ms
 from toc.model.documents import instant as shown
+from toc.model.lateness import Cause, Episode
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery, TopicType
 from toc.operate.operation import Doing
@@ -298,6 +299,13 @@ def test_what_made_tasks_late_is_counted_as_far_as_a_token_sees_it(system: Syste
         return {one["worker"] for one in episodes if one["topic"] == "late.now"}
 
     assert (workers("its"), None in workers("all")) == ({None}, False), "a host is named to who sees it"
+    ran, now = "1 of 2 ran test.secret, 4 s each", system.center.clock.now_ms()
+    system.center.store.episodes.write(
+        Episode(90, "late.now", Cause.THREADS, "w", now - 9000, now, now, 1, 0, 9000, 4711, ran)
+    )
+    assert ran in str(gateway.call("GET", "/v1/late").body)
+    assert ran not in str(gateway.call("GET", "/v1/late", token="its").body), "another topic's name"
+
     told = gateway.call("GET", f"/v1/tasks/{job_id}").body["late"]
     assert told["sentence"].startswith("It started 5."), told
     assert "because it was stored after its time" in told["sentence"]
