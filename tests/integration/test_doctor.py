@@ -12,7 +12,7 @@ from conftest import Launch
 from harness import forks
 from harness.gateway import Gateway
 from harness.patience import until
-from harness.rows import insert, insert_many, known
+from harness.rows import change, insert, insert_many, known
 from harness.secured import migrating
 from harness.system import NewSystem, System
 from sqlalchemy.engine import make_url
@@ -24,6 +24,7 @@ from toc.coordination.operator import Operator
 from toc.dev.local import EmbeddedStack
 from toc.index.messages import Peek
 from toc.model.finding import Level, Line
+from toc.model.payload import GIVEN_BACK
 from toc.model.topic import Delivery, Topic
 from toc.operate import doctor
 from toc.operate.cluster import living_workers
@@ -57,6 +58,20 @@ def test_the_embedded_default_is_well_and_says_what_it_is_not_for(tmp_path: Path
     assert "not for production" in line.what
     assert having(lines, Level.NOTE, "TOC_ZOOKEEPER is not set")
     assert having(lines, Level.NOTE, "no topics")
+
+
+def test_tasks_whose_payload_does_not_fit_are_told_until_they_are_dead(tmp_path: Path) -> None:
+    with EmbeddedStack(tmp_path, redis=False) as stack:
+        settings = Settings(**stack.settings)
+        Migrator(settings.database_urls, databases=1, tables=settings.tables).upgrade()
+        with TimeoutCenter(settings) as center:
+            center.store.topics.create(Topic("order.close", 1, 1))
+            job_ids = [center.submit("order.close", biz_id=n, delay=30) for n in range(3)]
+            for job_id in job_ids[1:]:
+                change(center.store, job_id, "last_error=%s", f"total: Field required; {GIVEN_BACK}, as")
+            (line,) = having(doctor.examine(center), Level.WARN, "2 tasks given back, as the payload")
+    assert line.of == "order.close"
+    assert any(str(job_id) in line.do for job_id in job_ids[1:])
 
 
 def test_targets_that_are_missing_paused_or_locked_are_told(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from toc.model.clock import from_ms
 from toc.model.errors import IndexUnavailable, TocError
 from toc.model.finding import Finding, Level, Line, count, is_wrong
 from toc.model.horizon import LEAST
+from toc.model.payload import GIVEN_BACK
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import redact
 from toc.operate.cluster import onlooker, open_operator
@@ -33,7 +34,7 @@ MOVE_SECONDS = 3.0
 GONE_SECONDS = 86_400
 """For how long a host is named that was killed."""
 PUT_OFF_MS = 60_000
-"""How far ahead suspects are put off at most."""
+"""How far ahead suspects, and tasks whose payload does not fit, are put off at most."""
 
 WORST_FIRST = (Level.REFUSE, Level.WARN, Level.NOTE, Level.OK)
 _NOBODY = {
@@ -104,6 +105,7 @@ def examine(
     progress(0.8, "looking at schedules and overdue tasks")
     if topics_read:  # else each would be said to have no topic
         lines += _answered(schedule_lines(center, topics))
+        lines += _answered(_unread(center, topics))
         lines += overdue_lines(center, topics, peeks, lines)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
 
@@ -230,6 +232,16 @@ def _suspects(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
         if topic.delivery is Delivery.HANDLER and (tasks := found[topic.biz_type]):
             what = f"{count(tasks, 'task')} that several workers did not survive: only a daemon runs them"
             yield Line(Level.WARN, "tasks", topic.name, what, "run toc worker --app ... beside them")
+
+
+def _unread(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
+    """Look for tasks that were given back because their payload does not fit the handler."""
+    soon, where = center.clock.now_ms() + PUT_OFF_MS, f" AND INSTR(last_error,'{GIVEN_BACK}')>0"
+    rows = center.store.scans.overdue(soon, where).rows
+    for topic in topics:
+        if ids := [row.job_id for row in rows if row.biz_type == topic.biz_type]:
+            what = f"{count(len(ids), 'task')} given back, as the payload does not fit; dead after an hour"
+            yield Line(Level.WARN, "tasks", topic.name, what, f"toc get {ids[0]} names the field")
 
 
 def _silent(center: TimeoutCenter, hosts: Collection[str]) -> dict[str, int]:

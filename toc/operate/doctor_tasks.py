@@ -47,10 +47,7 @@ def topic_lines(topics: list[Topic], peeks: BySlot[Peek], spread: Spread) -> Ite
             what = count(dead[topic.name], "dead task")
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
         if spread.servers > 1 and spread.server(topic.slot_amount, 0) is None:
-            what = (
-                f"each of its {topic.slot_amount} slots has tasks on several database servers: "
-                f"its workers need connections to all of these"
-            )
+            what = "each slot has tasks on several database servers: its workers need connections to all"
             do = f"for fewer connections: toc topic alter {topic.name} --slots {spread.databases}"
             yield Line(Level.NOTE, "topics", topic.name, what, do)
 

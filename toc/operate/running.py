@@ -95,9 +95,8 @@ def _where(center: TimeoutCenter, slots: Mapping[int, Slot]) -> dict[int, Runnin
         with suppress(Unavailable):
             names = [row.member.worker_id for row in living_workers(center)]
             owners |= {owner_number(worker): worker for worker in names}
-    found: dict[int, Running] = {}
-    for job_id, (owner, since) in leases.items():
-        worker = owners.get(owner)
-        host = None if worker is None else host_of(worker)
-        found[job_id] = Running(job_id, slots[job_id], worker, host, since or None)
-    return found
+    found = [(job_id, owners.get(owner), since or None) for job_id, (owner, since) in leases.items()]
+    return {
+        job_id: Running(job_id, slots[job_id], worker, worker and host_of(worker), since)
+        for job_id, worker, since in found
+    }

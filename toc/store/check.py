@@ -173,12 +173,8 @@ def examine(shards: Shards) -> list[Finding]:
 def _examine(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
     try:
         if shards.layout.sqlite:
-            what = (
-                "the task table is SQLite, for evaluation, development and tests on one machine. It is not "
-                "for production: a lost disk loses every task, there is one writer at a time, and one host"
-            )
-            do = "for production, set TOC_DATABASE_URLS=mysql+pymysql://..."
-            yield Finding(Level.NOTE, server.name, what, do)
+            what = "the task table is SQLite, not for production: a lost disk loses it, one writer, one host"
+            yield Finding(Level.NOTE, server.name, what, "set TOC_DATABASE_URLS=mysql+pymysql://... there")
         else:
             yield from _settings(server)
         yield from _schema(shards, server)
