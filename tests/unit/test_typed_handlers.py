@@ -102,6 +102,8 @@ def test_a_handler_gets_the_payload_submitted_and_is_called_as_ever(toc: Toc, ce
     buy.submit(BuyTask(what="tea"), biz_id=1, delay="33m")
     task = toc.assert_submitted("p.model", biz_id=42, due_in="30m", attribute={"total": "9.90"})
     assert close.payload(task) == CLOSE
+    assert toc.assert_submitted("p.model", attribute=CLOSE) == task
+    toc.refute_submitted("p.model", attribute=CLOSE.model_copy(update={"order": 7}))
     assert toc.advance("1h") == 4
     assert got == [(CLOSE, 42), Remind(7), {"order": 1, "lines": ["a"]}, BuyTask(what="tea")]
     assert (close(CLOSE, task), asyncio.run(remind(Remind(8)))) == ("closed", "reminded")

@@ -150,8 +150,7 @@ def overdue_lines(
         why = next(iter(found.failed.values()))
         what = f"overdue tasks in {len(found.failed)} tables could not be looked up: {why}"
         if not is_wrong(known, "database"):
-            do = "see the other lines; then run this again"
-            lines.append(Line(Level.WARN, "tasks", "-", what, do))
+            lines.append(Line(Level.WARN, "tasks", "-", what, "see the other lines; then run this again"))
     elif not lines:
         aside = "; those of paused topics are not looked at" if paused else ""
         what = f"none is overdue by more than {OVERDUE_MS // 1000} s{aside}"

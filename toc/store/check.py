@@ -179,8 +179,7 @@ def _examine(shards: Shards, server: DatabaseServer) -> Iterator[Finding]:
             yield from _settings(server)
         yield from _schema(shards, server)
     except StoreUnavailable as exc:
-        do = "bring it back, or correct it or TOC_DATABASE_URLS"
-        yield Finding(Level.REFUSE, server.name, str(exc), do)
+        yield Finding(Level.REFUSE, server.name, str(exc), "bring it back, or correct TOC_DATABASE_URLS")
 
 
 def _settings(server: DatabaseServer) -> Iterator[Finding]:

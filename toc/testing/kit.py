@@ -37,12 +37,12 @@ MAX_SHOWN = 5
 
 class Like(TypedDict, total=False):
     """How a test describes a task. What is not named may be anything. ``attribute``: items that it must
-    have."""
+    have, or the payload of its handler."""
 
     biz_id: int | str | None
     due_in: Duration | None
     due_at: datetime | None
-    attribute: Mapping[str, Any] | None
+    attribute: object
     body: bytes | None
 
 
@@ -327,6 +327,8 @@ class Toc:
 
     def _expected(self, topic: str, like: Like) -> Expected:
         self.center.catalog.get(topic)
+        if not isinstance(given := like.get("attribute") or {}, Mapping):  # a payload, as ``run`` takes
+            like = {**like, "attribute": None, **self._running.handlers()[topic].made_of.fields(given)}
         return Expected(topic, like, TOLERANCE + timedelta(milliseconds=self._clock.lag_ms))
 
 
