@@ -10,6 +10,7 @@ Debian's cron, as cronsim has it:
   that comes twice runs the first time.
 - All others run whenever the clock on the wall matches, so they have no gap and run twice where an hour does.
   Where a gap is at midnight, or half an hour long, cronsim makes a few minutes of ``*`` too many or too few.
+  ``0 */6`` leaves out one time on the days on which Lord Howe moves its clocks by half an hour.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ NO_MESSAGES = {
     "no fields": b'{"kind":"beat"}',
     "deep nesting": b"[" * 100_000,
     "no reason": b'{"kind":"unfit"}',
-    "no names": b'{"kind":"met","workers":[1]}',
+    "no names": b'{"kind":"met","workers":1}',
 }
 
 
