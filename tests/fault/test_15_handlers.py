@@ -242,7 +242,8 @@ def test_a_coroutine_past_max_runtime_is_cancelled_once_and_may_await_its_clean_
         if event.event == "end" and event.job_id in tidy
     ]
     line.prove(
-        len(took) == 4 and min(took) >= 1 + clean_up,
+        len(took) == 4
+        and min(took) >= clean_up,  # from the first line of the handler, a while after its start
         f"{len(took)} coroutines cleaned up for {clean_up:g} s, which ended after {min(took):.1f} s or later",
     )
     rows = system.center.store.read([*tidy, endless, neighbour])
@@ -251,8 +252,6 @@ def test_a_coroutine_past_max_runtime_is_cancelled_once_and_may_await_its_clean_
     assert rows[neighbour].status == TaskStatus.PROCESSED
     line.judge(system, within=5)
 
-
-# Fault 18: a burst, a hot biz_id and slow topics; other topics stay on time, memory bounded.
 
 # Fault 18: a burst, a hot biz_id and a slow topic at once; other topics stay on time, memory bounded.
 
