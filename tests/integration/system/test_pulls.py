@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -93,25 +94,34 @@ async def due(system: System, job_ids: Sequence[int]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def told(gateway: Pulls, times: int) -> None:
-    """Wait until the mover was told something so often."""
-    mover = gateway._taker.mover._thread
-    async with asyncio.timeout(PATIENCE):
-        while len(mover._items) + (mover.busy_seconds(time.monotonic()) > 0) < times:
-            await asyncio.sleep(0.01)
+@dataclass
+class LateMoves:
+    """The mover's thread waits with all that it is told until ``answered`` is set."""
+
+    gateway: Pulls
+    answered: threading.Event = field(default_factory=threading.Event)
+    held: list[Any] = field(default_factory=list)
+
+    async def told(self, times: int) -> None:
+        """Wait until the mover was told something so often, in one batch or in several."""
+        waiting = self.gateway._taker.mover._thread._items
+        async with asyncio.timeout(PATIENCE):
+            while len(waiting) + len(self.held) < times:
+                await asyncio.sleep(0.01)
 
 
-def moves_late(gateway: Pulls, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Have the mover wait with all that it is told until what is returned is set."""
-    mover, answered = gateway._taker.mover._thread, threading.Event()
+@pytest.fixture
+def late(gateway: Pulls, monkeypatch: pytest.MonkeyPatch) -> LateMoves:
+    mover, moves_late = gateway._taker.mover._thread, LateMoves(gateway)
     move = mover._handle
 
-    def late(moves: list[Any]) -> None:
-        assert answered.wait(60)
+    def wait_and_move(moves: list[Any]) -> None:
+        moves_late.held += moves
+        moves_late.answered.wait(PATIENCE)  # what raises here would end the process
         move(moves)
 
-    monkeypatch.setattr(mover, "_handle", late)
-    return answered
+    monkeypatch.setattr(mover, "_handle", wait_and_move)
+    return moves_late
 
 
 @either
@@ -137,10 +147,9 @@ async def test_late_acks_count_and_late_nacks_and_extends_do_not(
 
 @pytest.mark.parametrize("answer", ["ack", "nack", "bury", "release"])
 async def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_same(
-    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, answer: str
+    pulled: System, gateway: Pulls, late: LateMoves, answer: str
 ) -> None:
     """Here nobody sweeps, and ttr is longer than the test waits: nothing else mends what the move undoes."""
-    answered = moves_late(gateway, monkeypatch)
     pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
     first = await one(gateway, ttr=30)
     if answer == "ack":
@@ -149,9 +158,9 @@ async def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_s
         gateway.release([first])
     else:
         await gateway.nack([first.lease], delay=0.1, dead=answer == "bury")
-    await told(gateway, 2)
+    await late.told(2)
     assert entries(pulled) == {"prepared": 1}
-    answered.set()
+    late.answered.set()
     if answer in ("ack", "bury"):
         await settled(pulled, {} if answer == "ack" else {"dead": 1})
     else:
@@ -160,10 +169,9 @@ async def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_s
 
 @pytest.mark.parametrize("by", ["entry", "row"])
 async def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves_no_entry(
-    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch, by: str
+    pulled: System, gateway: Pulls, late: LateMoves, by: str
 ) -> None:
     """Of a task that was handed out by its row, the entry was not taken: it is where it was."""
-    answered = moves_late(gateway, monkeypatch)
     job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
     if by == "entry":
         got = [await one(gateway)]
@@ -174,8 +182,8 @@ async def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves
             await asyncio.sleep(0.01)
         got = await gateway.take(job_id, slot, ttr=30)
     assert await gateway.ack([got[0].lease]) == [AckOutcome.ACKED]
-    await told(gateway, 2 if by == "entry" else 1)
-    answered.set()
+    await late.told(2 if by == "entry" else 1)
+    late.answered.set()
     await settled(pulled, {})
 
 
