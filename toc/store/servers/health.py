@@ -116,6 +116,15 @@ class Health:
             self.away = error
             self._watch()
 
+    def back(self) -> None:
+        """Take the mark away: the server has answered."""
+        with self._lock:
+            if self.away is None:
+                return
+            self.away = None
+        seconds = time.monotonic() - self._away_since
+        log.info("database_back", server=self._server.name, seconds=round(seconds, 1))
+
     def examine(self, answered: Callable[[float], bool]) -> bool:
         """Find out whether a server is away whose answer is late, or to which no connection is free. If so,
         mark it.
@@ -221,12 +230,8 @@ class Health:
                 if not closed.is_set():  # nothing would take the mark away again
                     self.away = exc
             return
-        seconds = round(time.monotonic() - self._away_since, 1)
-        with self._lock:
-            if closed.is_set():
-                return
-            self.away = None
-        log.info("database_back", server=self._server.name, seconds=seconds)
+        if not closed.is_set():
+            self.back()
 
     def _ask_tables(self, closed: threading.Event) -> None:
         aside = self._aside

@@ -191,6 +191,8 @@ class TriesReader:
 
     def _end(self, lane: _Lane, answers: Answers[TryRow]) -> None:
         asked, lane.asked = lane.asked, []
+        if lane.health.away is not None and not answers.unanswered:
+            lane.health.back()  # else those that wait would be refused, as if it had not
         if lane.waiting:
             self._begin(lane)
         for ids, take in asked:
