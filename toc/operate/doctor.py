@@ -5,7 +5,6 @@ the others are examined all the same.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -22,19 +21,16 @@ from toc.model.clock import from_ms
 from toc.model.errors import IndexUnavailable, TocError
 from toc.model.finding import Finding, Level, Line, count, is_wrong
 from toc.model.horizon import LEAST
-from toc.model.payload import GIVEN_BACK
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import redact
+from toc.operate import doctor_tasks
 from toc.operate.cluster import onlooker, open_operator
-from toc.operate.doctor_tasks import damaged_lines, overdue_lines, schedule_lines, target_lines, topic_lines
 from toc.sdk.client import TimeoutCenter
 
 MOVE_SECONDS = 3.0
 """A slot that is moving is read again after this many seconds; a handover takes less."""
 GONE_SECONDS = 86_400
 """For how long a host is named that was killed."""
-PUT_OFF_MS = 60_000
-"""How far ahead suspects, and tasks whose payload does not fit, are put off at most."""
 
 WORST_FIRST = (Level.REFUSE, Level.WARN, Level.NOTE, Level.OK)
 _NOBODY = {
@@ -99,14 +95,14 @@ def examine(
         lines += _lines("redis", preflight.broken(center.queues, slots))
     progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
     lines += _cluster(center, topics, lines)
-    lines += topic_lines(topics, peeks, Spread(settings.databases, len(settings.database_urls)))
-    lines += _answered(damaged_lines(store))
-    lines += _answered(target_lines(center, topics))
+    lines += doctor_tasks.topic_lines(topics, peeks, Spread(settings.databases, len(settings.database_urls)))
+    lines += _answered(doctor_tasks.damaged_lines(store))
+    lines += _answered(doctor_tasks.target_lines(center, topics))
     progress(0.8, "looking at schedules and overdue tasks")
     if topics_read:  # else each would be said to have no topic
-        lines += _answered(schedule_lines(center, topics))
-        lines += _answered(_unread(center, topics))
-        lines += overdue_lines(center, topics, peeks, lines)
+        lines += _answered(doctor_tasks.schedule_lines(center, topics))
+        lines += _answered(doctor_tasks.unread_lines(center, topics))
+        lines += doctor_tasks.overdue_lines(center, topics, peeks, lines)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
 
 
@@ -220,28 +216,8 @@ def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
             yield Line(Level.WARN, "workers", "-", f"{text}; nobody leads", "look at the daemons' logs")
     yield from _answered(_elsewhere(center, workers))
     if all("-embedded-" in row.member.worker_id for row in workers):
-        yield from _answered(_suspects(center, topics))
+        yield from _answered(doctor_tasks.suspect_lines(center, topics))
     yield from _workers(workers, moving, topics)
-
-
-def _suspects(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
-    """Look for tasks that several workers did not survive: only a daemon runs them."""
-    where, soon = f" AND crashes>={center.settings.max_crashes:d}", center.clock.now_ms() + PUT_OFF_MS
-    found = Counter(row.biz_type for row in center.store.scans.overdue(soon, where).rows)
-    for topic in topics:
-        if topic.delivery is Delivery.HANDLER and (tasks := found[topic.biz_type]):
-            what = f"{count(tasks, 'task')} that several workers did not survive: only a daemon runs them"
-            yield Line(Level.WARN, "tasks", topic.name, what, "run toc worker --app ... beside them")
-
-
-def _unread(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
-    """Look for tasks that were given back because their payload does not fit the handler."""
-    soon, where = center.clock.now_ms() + PUT_OFF_MS, f" AND INSTR(last_error,'{GIVEN_BACK}')>0"
-    rows = center.store.scans.overdue(soon, where).rows
-    for topic in topics:
-        if ids := [row.job_id for row in rows if row.biz_type == topic.biz_type]:
-            what = f"{count(len(ids), 'task')} given back, as the payload does not fit; dead after an hour"
-            yield Line(Level.WARN, "tasks", topic.name, what, f"toc get {ids[0]} names the field")
 
 
 def _silent(center: TimeoutCenter, hosts: Collection[str]) -> dict[str, int]:

@@ -9,6 +9,7 @@ from toc.index.calls import BySlot
 from toc.index.messages import Peek
 from toc.model import errors
 from toc.model.finding import Level, Line, count, is_wrong
+from toc.model.payload import GIVEN_BACK
 from toc.model.topic import Delivery, Topic
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.table import NamedTable
@@ -17,6 +18,8 @@ from toc.store.tasks.schedules import StoredSchedule
 
 OVERDUE_MS = 10_000
 """Tasks that have been due for this many ms and have not started are reported."""
+PUT_OFF_MS = 60_000
+"""How far ahead suspects, and tasks whose payload does not fit, are put off at most."""
 SCHEDULES_OF_EACH_TABLE = 2000
 """How many are examined."""
 SCHEDULE_OVERDUE_MS = 60_000
@@ -156,3 +159,23 @@ def overdue_lines(
         what = f"none is overdue by more than {OVERDUE_MS // 1000} s{aside}"
         lines.append(Line(Level.OK, "tasks", "-", what, ""))
     yield from lines
+
+
+def suspect_lines(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
+    """Look for tasks that several workers did not survive: only a daemon runs them."""
+    where, soon = f" AND crashes>={center.settings.max_crashes:d}", center.clock.now_ms() + PUT_OFF_MS
+    found = Counter(row.biz_type for row in center.store.scans.overdue(soon, where).rows)
+    for topic in topics:
+        if topic.delivery is Delivery.HANDLER and (tasks := found[topic.biz_type]):
+            what = f"{count(tasks, 'task')} that several workers did not survive: only a daemon runs them"
+            yield Line(Level.WARN, "tasks", topic.name, what, "run toc worker --app ... beside them")
+
+
+def unread_lines(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
+    """Look for tasks that were given back because their payload does not fit the handler."""
+    soon, where = center.clock.now_ms() + PUT_OFF_MS, f" AND INSTR(last_error,'{GIVEN_BACK}')>0"
+    rows = center.store.scans.overdue(soon, where).rows
+    for topic in topics:
+        if ids := [row.job_id for row in rows if row.biz_type == topic.biz_type]:
+            what = f"{count(len(ids), 'task')} given back, as the payload does not fit; dead after an hour"
+            yield Line(Level.WARN, "tasks", topic.name, what, f"toc get {ids[0]} names the field")
