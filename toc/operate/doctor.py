@@ -123,10 +123,6 @@ def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
     return [Line(Level.REFUSE, part, "-", str(exc), "see the other lines; then run this again")]
 
 
-def _when(milliseconds: int) -> str:
-    return from_ms(milliseconds).isoformat(timespec="seconds")
-
-
 # --- the index --------------------------------------------------------------------------------------------
 
 
@@ -156,7 +152,8 @@ def _index_of(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
     yield from _lines("redis", preflight.owner(center.queues, identity.get()))
     bound = identity.horizon()
     shorter = sum(0 < bound.seconds < topic.horizon for topic in topics)
-    what = f"since {_when(bound.since)} the horizon of {shorter} topics is {bound.seconds} s: {bound.why}"
+    since = from_ms(bound.since).isoformat(timespec="seconds")
+    what = f"since {since} the horizon of {shorter} topics is {bound.seconds} s: {bound.why}"
     do = "give Redis more memory, add nodes, or raise TOC_REDIS_BUDGET"
     if shorter and bound.seconds <= LEAST:
         yield Line(Level.WARN, "redis", "-", f"{what}; it cannot be shorter", do)

@@ -13,8 +13,7 @@ Where Redis does not answer, or there is no index, due rows are read instead.
 
 import random
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 
 from toc.failpoint import failpoint
 from toc.index.messages import Prepared, PrepareRequest
@@ -25,11 +24,12 @@ from toc.model.scores import CLAIMS
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
-from toc.pull.handed_out import NO_FENCE, Candidate
+from toc.pull.due_rows import DueRows
+from toc.pull.due_times import NEVER, UNKNOWN, DueTimes
+from toc.pull.handed_out import Candidate
 from toc.pull.handout import Assigned, BatchThread, HandOuts, Mover
 from toc.pull.waiting_pulls import TAKE_LIMIT, WaitingPull, WaitingPulls
 from toc.sdk.client import TimeoutCenter
-from toc.store.tasks.scan import DueRow, Position
 
 log = get_logger(__name__)
 
@@ -45,53 +45,11 @@ PEEK_SLOTS = 500
 PEEK_SECONDS = 0.05
 LINGER_SECONDS = 30.0
 """How long the slots of a topic are watched after its last pull."""
-ROWS_SECONDS = 0.25
-"""How often due rows are read while Redis does not answer, or where there is no index."""
 ROWS_LINGER_SECONDS = 2.5
 """For how long after the last failure of a Redis node due rows are read as well."""
-ROWS_PAGE = 100
-ROWS_ON_SECONDS = 0.05
-"""Pause before reading on where a table has more due rows than a page; least time between two reads."""
 SURPLUS = 100
 """Least entries to take while a server of the task table does not answer: otherwise its tasks could be the
 only ones taken, although those of other servers can be handed out."""
-
-
-NEVER = 2**62
-UNKNOWN = 0
-"""The due time of a slot that was not asked yet."""
-
-
-class DueTimes:
-    """The slots of one topic, and when each is next due (ms), as far as this process knows."""
-
-    def __init__(self) -> None:
-        self.due: dict[Slot, int] = {}
-        self.wanted_at = 0.0
-        """When a pull last wanted tasks of the topic (monotonic)."""
-
-    def note(self, slot: Slot, due: int) -> None:
-        """Note that the slot is to be looked at by ``due`` (ms). An earlier time stays."""
-        if due < self.due.get(slot, -1):
-            self.due[slot] = due
-
-    def set_slots(self, slots: Iterable[Slot]) -> None:
-        """Replace the known slots by these."""
-        self.due = {slot: self.due.get(slot, UNKNOWN) for slot in slots}
-
-    def next_due(self) -> int:
-        """When the first is due; NEVER if no due time is known."""
-        return min(self.due.values(), default=NEVER)
-
-    def take_due(self, now: int, most: int) -> list[tuple[int, Slot]]:
-        """Return the slots that are due, each with its due time; ``most`` at most, the longest due first.
-
-        A returned slot does not count as due again until ``note`` is called for it.
-        """
-        found = sorted((due, slot) for slot, due in self.due.items() if due <= now)[:most]
-        for _, slot in found:
-            self.due[slot] = NEVER
-        return found
 
 
 class Taker:
@@ -102,7 +60,7 @@ class Taker:
     ) -> None:
         self._store, self._queues = center.store, center.queues
         self._catalog, self._clock = center.catalog, center.clock
-        self._waiting = waiting
+        self._waiting, self._rows = waiting, DueRows(center)
         self._indexed = center.queues.present
         self._claim = random.randrange(CLAIMS)  # noqa: S311 - it fences nothing
         self._lock = threading.Lock()
@@ -113,12 +71,7 @@ class Taker:
         """Topics of which a Redis node did not answer, with the time until which to read rows as well."""
         self._peeked_at = float("-inf")
         self._to_peek: list[Slot] = []
-        self._read_at = float("-inf")
-        """When rows were last read (monotonic)."""
-        self._places: dict[int, Position] = {}
-        """Tables that have more due rows than were read, with the place from which to read on."""
         by_server = self._store.tables_of_server()
-        self._tables = [*chain.from_iterable(by_server)]
         self._listener = self._queues.listener()
         # It returns when it was told to, and only then.
         self._listens = watched_thread("pull-wake", lambda: self._listener.run(self._woken), lambda: True)
@@ -244,8 +197,7 @@ class Taker:
         for slot, result in answers.items():
             due_times = self._due_times.get(slot.topic)
             if isinstance(result, IndexUnavailable):
-                self._fails(slot.topic, result)
-                self._holdups.note(Cause.REDIS, slot, asked, now + RETRY_MS, str(result))
+                self._fails(slot, result, asked)
                 if due_times is not None:
                     due_times.note(slot, now + RETRY_MS)
                 continue
@@ -331,12 +283,14 @@ class Taker:
             return self._read_rows(failing)
         return PEEK_SECONDS if self._to_peek else PEEK_AGAIN_SECONDS
 
-    def _fails(self, topic: str, error: IndexUnavailable) -> None:
+    def _fails(self, slot: Slot, error: IndexUnavailable, asked: int) -> None:
+        """Redis did not answer about a slot, and is asked again soon. ``asked``: when (ms) it was asked."""
         now = self._clock.monotonic()
-        if self._failing.get(topic, 0.0) < now:
-            log.warning("pulls_without_redis", topic=topic, error=str(error))
+        self._holdups.note(Cause.REDIS, slot, asked, self._clock.now_ms() + RETRY_MS, str(error))
+        if self._failing.get(slot.topic, 0.0) < now:
+            log.warning("pulls_without_redis", topic=slot.topic, error=str(error))
             self._watch_loop.wake()
-        self._failing[topic] = now + ROWS_LINGER_SECONDS
+        self._failing[slot.topic] = now + ROWS_LINGER_SECONDS
 
     def _peek(self) -> None:
         """Peek at the next slots."""
@@ -347,60 +301,24 @@ class Taker:
         asked = self._clock.now_ms()
         for slot, peek in self._queues.peek(slots).items():
             if isinstance(peek, IndexUnavailable):
-                self._fails(slot.topic, peek)
-                until = self._clock.now_ms() + RETRY_MS
-                self._holdups.note(Cause.REDIS, slot, asked, until, str(peek))
+                self._fails(slot, peek, asked)
             elif peek.next_due is not None:
                 self.note_due(slot, peek.next_due)
 
     def _read_rows(self, names: Sequence[str]) -> float:
-        """Hand out due rows of these topics, as if Redis were not there: the row alone decides. Returns the
-        seconds until the next read.
-
-        One call reads a page of each table. The next reads on, so that no topic waits forever behind the
-        rows of others, and begins anew at the end. What comes due before the next is read at its time.
-        """
+        """Hand out due rows of these topics. Returns the seconds until the next read."""
         if not names:
             return IDLE_SECONDS
-        began = self._clock.monotonic()
-        if began < self._read_at + ROWS_ON_SECONDS:
-            return self._read_at + ROWS_ON_SECONDS - began
-        self._read_at = began
-        hasty, whole = self._waiting.hasty(), not self._places
-        known = self._catalog.known()
-        topics = {known[name].biz_type: known[name] for name in names if _served(known.get(name))}
-        now = self._clock.now_ms()
-        rows: list[DueRow] = []
-        if topics:
-            types = f" AND biz_type IN ({','.join(map(str, topics))})"
-            starts = {table: self._places.get(table, Position(0)) for table in self._tables}
-            ahead = now + int(1000 * ROWS_SECONDS)
-            pages = self._store.scans.page(starts, ahead, ROWS_PAGE, where=types)
-            self._places = {
-                table: page[-1].position
-                for table, page in pages.items()
-                if len(page) == ROWS_PAGE and page[-1].next_time <= now
-            }
-            whole = whole and not self._places and not pages.unanswered
-            rows = sorted(chain.from_iterable(pages.values()), key=lambda row: row.next_time)
-        found: dict[str, list[Candidate]] = {}
-        for row in rows:
-            if row.next_time > now:
-                break
-            topic = topics[row.biz_type]
-            entry = Candidate(row.job_id, topic.slot(row.slot_crc, row.slot_amount), NO_FENCE, topic, now)
-            some = found.setdefault(topic.name, [])
-            if not self._thread_of(entry).busy:  # else it may be under way there
-                some.append(entry)
-        due = set(found)
-        for name, entries in found.items():
-            self._dispatch(name, entries, due)
-        if whole and not self._indexed:
-            self._waiting.close_hasty(set(names) - due, hasty)
-        if self._places:
-            return ROWS_ON_SECONDS
-        following = next((row.next_time for row in rows if row.next_time > now), None)
-        return ROWS_SECONDS if following is None else max(following / 1000 - self._clock.time(), 0.0)
+        hasty, known = self._waiting.hasty(), self._catalog.known()
+        found = self._rows.read(known[name] for name in names if _served(known.get(name)))
+        # What a thread is busy with may be among them: judged before any is given to a thread.
+        busy = {thread for thread in self._threads if thread.busy}
+        for name, entries in found.due.items():
+            free = [entry for entry in entries if self._thread_of(entry) not in busy]
+            self._dispatch(name, free, set(found.due))
+        if found.whole and not self._indexed:
+            self._waiting.close_hasty(set(names) - found.due.keys(), hasty)
+        return found.seconds
 
 
 def _served(topic: Topic | None) -> bool:

@@ -196,7 +196,7 @@ class TriesReader:
         if lane.waiting:
             self._begin(lane)
         for ids, take in asked:
-            take(_flat(ids), answers)
+            take([*chain.from_iterable(ids.values())], answers)
 
     def _leave(self, lane: _Lane, sent: PooledConnection) -> None:
         lane.quick = False
@@ -231,10 +231,6 @@ class TriesReader:
             return Answers(self._tries.judged_tries(lane.server, try_rows(lane.server.results(sent))))
         except (StoreUnavailable, SchemaBehind) as exc:
             return self._read_again(lane, ids, exc)
-
-
-def _flat(ids: ByTable) -> list[int]:
-    return [job_id for part in ids.values() for job_id in part]
 
 
 # --- the row of a try as one text

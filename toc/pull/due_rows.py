@@ -1,0 +1,74 @@
+"""Reads the due rows of pulled topics, as if Redis were not there: the row alone decides."""
+
+from collections.abc import Iterable, Mapping
+from itertools import chain
+from typing import NamedTuple
+
+from toc.model.topic import Topic
+from toc.pull.handed_out import NO_FENCE, Candidate
+from toc.sdk.client import TimeoutCenter
+from toc.store.tasks.scan import Position
+
+ROWS_SECONDS = 0.25
+"""How often due rows are read while Redis does not answer, or where there is no index."""
+ROWS_PAGE = 100
+ROWS_ON_SECONDS = 0.05
+"""Pause before reading on where a table has more due rows than a page; least time between two reads."""
+
+
+class Found(NamedTuple):
+    """What one read has found: of each topic with due rows, those rows."""
+
+    due: Mapping[str, list[Candidate]]
+    whole: bool
+    """Whether each due row of each table was read."""
+    seconds: float
+    """Until the next read."""
+
+
+class DueRows:
+    """One call reads a page of each table. The next reads on, so that no topic waits forever behind the rows
+    of others, and begins anew at the end. What comes due before the next is read at its time."""
+
+    def __init__(self, center: TimeoutCenter) -> None:
+        self._store, self._clock = center.store, center.clock
+        self._tables = [*chain.from_iterable(self._store.tables_of_server())]
+        self._read_at = float("-inf")
+        """When rows were last read (monotonic)."""
+        self._places: dict[int, Position] = {}
+        """Tables that have more due rows than were read, with the place from which to read on."""
+
+    def read(self, topics: Iterable[Topic]) -> Found:
+        """Read what is due of these topics; nothing if that was done a moment ago."""
+        began = self._clock.monotonic()
+        if began < self._read_at + ROWS_ON_SECONDS:
+            return Found({}, False, self._read_at + ROWS_ON_SECONDS - began)
+        self._read_at = began
+        by_type, whole, now = (
+            {topic.biz_type: topic for topic in topics},
+            not self._places,
+            self._clock.now_ms(),
+        )
+        if not by_type:
+            return Found({}, whole, ROWS_SECONDS)
+        types = f" AND biz_type IN ({','.join(map(str, by_type))})"
+        starts = {table: self._places.get(table, Position(0)) for table in self._tables}
+        ahead = now + int(1000 * ROWS_SECONDS)
+        pages = self._store.scans.page(starts, ahead, ROWS_PAGE, where=types)
+        self._places = {
+            table: page[-1].position
+            for table, page in pages.items()
+            if len(page) == ROWS_PAGE and page[-1].next_time <= now
+        }
+        whole = whole and not self._places and not pages.unanswered
+        due: dict[str, list[Candidate]] = {}
+        for row in sorted(chain.from_iterable(pages.values()), key=lambda row: row.next_time):
+            if row.next_time > now:
+                following = max(row.next_time / 1000 - self._clock.time(), 0.0)
+                break
+            topic = by_type[row.biz_type]
+            entry = Candidate(row.job_id, topic.slot(row.slot_crc, row.slot_amount), NO_FENCE, topic, now)
+            due.setdefault(topic.name, []).append(entry)
+        else:
+            following = ROWS_SECONDS
+        return Found(due, whole, ROWS_ON_SECONDS if self._places else following)
