@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from statistics import NormalDist
 from threading import Event, Thread
@@ -37,6 +37,8 @@ STEP = 0.01
 PATTERNS = 64
 """Different steps of arrivals that are drawn; each step takes one, turned by a random number of slots."""
 QUANTILES = 25
+"""Of tasks that waited in a queue; tasks that did not are counted finer."""
+FINE = 5000
 NORMAL = NormalDist()
 EDGES = np.logspace(-1, 7, 400)
 """Borders (ms) between which lateness is counted."""
@@ -71,40 +73,47 @@ class Costs:
     """A pass of the leader over 16,000 workers and 100,000 slots."""
 
 
+def option(default: Any, meaning: str) -> Any:
+    """A field of Plan: its default, and what it means."""
+    return field(default=default, metadata={"help": meaning})
+
+
 @dataclass(frozen=True)
 class Plan:
     """The system and what happens to it."""
 
-    hosts: int = 10
-    processes: int = 16
-    cores: int = 16
-    """Of a host, and of a database server."""
-    databases: int = 32
-    servers: int = 4
-    tables: int = 1024
-    redis: int = 8
-    """Redis nodes, each of one core."""
-    topics: int = 20
-    slots: int = 512
-    """Of each topic."""
-    fires: float = 20_000
-    """Tasks that come due a second."""
-    pending: float = 1e8
-    horizon: int = 86_400
-    """Seconds, of the topics; what is due later has no entry in Redis."""
-    redis_gb: float = 2.0
-    """maxmemory of a Redis node, which bounds the horizon."""
-    retention_days: float = 3
-    characters: int = 100
-    """Of attribute."""
-    seconds: float = 120
-    lose_host_every: float = 60
-    """Seconds; 0: never. The first goes after half of it; it is back after 20 s."""
-    server_away: float = 0
-    """Seconds for which one database server is away, from the tenth second on."""
-    session_timeout: float = 6
-    shared: int = 0
-    """Cores that all processes and servers share, as on one machine; 0: each has its own."""
+    hosts: int = option(10, "worker hosts")
+    processes: int = option(16, "worker processes of a host")
+    cores: int = option(16, "cores of a host, and of a MySQL server")
+    databases: int = option(32, "databases over all servers: a power of two")
+    servers: int = option(4, "MySQL servers")
+    tables: int = option(1024, "task tables over all databases, whose sweep is spread like slots")
+    redis: int = option(8, "Redis nodes, each of one core, with as many slots each")
+    topics: int = option(20, "topics, each with as many tasks")
+    slots: int = option(512, "slots of each topic")
+    fires: float = option(20_000, "tasks that come due a second")
+    burst: float = option(0, "tasks that come due besides, from the 30th second on")
+    burst_seconds: float = option(60, "seconds within which they come due; 0: at once")
+    pending: float = option(1e8, "tasks that wait")
+    horizon: int = option(86_400, "seconds, of the topics: what is due later has no entry in Redis")
+    redis_gb: float = option(2.0, "maxmemory of a Redis node (GB), of which 60 % bound the horizon")
+    retention_days: float = option(3, "days for which processed rows stay; a burst is taken for hourly")
+    characters: int = option(100, "length of attribute")
+    seconds: float = option(120, "seconds that are simulated")
+    lose_host_every: float = option(60, "seconds; 0: no host is lost. The first after half; back after 20 s")
+    server_away: float = option(0, "seconds for which one MySQL server is away, from the 10th second on")
+    session_timeout: float = option(6, "seconds until the slots of a lost host go to others")
+    shared: int = option(
+        0, "cores that all processes and servers share, as on one machine; 0: none is shared"
+    )
+
+    @property
+    def fires_a_day(self) -> float:
+        return 86_400 * self.fires + 24 * self.burst
+
+    def in_burst(self) -> Plan:
+        """The same while the burst comes due."""
+        return replace(self, fires=self.fires + self.burst / max(self.burst_seconds, STEP))
 
 
 DEFAULT_BUDGET = Budget(60)
@@ -112,8 +121,9 @@ BACK_AFTER = 20.0
 DEBOUNCE = 0.3
 CLAIM = 0.2
 """Seconds from an assignment until the slots are served again."""
+BURST_AT = 30.0
 MAX_CONNECTIONS = 10_000
-"""That a database server is given."""
+"""That a database server is given; the first, where most are idle, twice as many."""
 WRITES = 5000
 """That ZooKeeper makes a second."""
 SUBMITTED = 40_000
@@ -127,8 +137,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.simulate")
     for each in fields(Plan):
         kind = type(each.default)
-        name, value = each.name.replace("_", "-"), f"{each.default:g}"
-        parser.add_argument(f"--{name}", type=kind, default=each.default, metavar="N", help=value)
+        name, text = (
+            each.name.replace("_", "-"),
+            f"{each.metadata['help']} ({each.default:g})".replace("%", "%%"),
+        )
+        parser.add_argument(f"--{name}", type=kind, default=each.default, metavar="N", help=text)
     parser.add_argument("--measure", action="store_true", help="measure the costs on this machine first")
     parser.add_argument("--check", action="store_true", help="compare with toc itself on this machine")
     parser.add_argument("--json", action="store_true")
@@ -169,6 +182,9 @@ class Simulation:
         self.patterns = self.random.poisson(per_slot, (PATTERNS, len(self.owner))).astype(np.float64)
         self.counted = np.zeros(len(EDGES) + 1)
         self.moved = 0
+        self.burst_over = 0.0
+        """When the last task of the burst had run, after the first was due (seconds)."""
+        self.bursting = False
 
     def _assign(self, members: Sequence[Member], previous: Owners | None) -> Owners:
         topics = self.topics | {TABLES: self.plan.tables}
@@ -217,6 +233,10 @@ class Simulation:
                     tasks[freed] = 0
                 waiting = [one for one in waiting if one[1].any()]
             arrived = np.roll(self.patterns[step % PATTERNS], int(self.random.integers(len(served))))
+            self.bursting = bool(plan.burst) and BURST_AT <= now < BURST_AT + max(plan.burst_seconds, STEP)
+            if self.bursting:
+                steps_of_burst = max(plan.burst_seconds / STEP, 1)
+                arrived = arrived + plan.burst / steps_of_burst / len(served)
             if plan.server_away and 10 <= now < 10 + plan.server_away:
                 there = self.server != 0
                 away.append((now, float(arrived[~there].sum())))
@@ -229,6 +249,8 @@ class Simulation:
                 waiting.append((now, np.where(orphans, arrived, 0.0)))
             queue += np.bincount(served[~orphans], weights=arrived[~orphans], minlength=workers)
             self._serve(queue, capacity)
+            if self.bursting or (self.burst_over and queue.sum() > plan.fires * STEP):
+                self.burst_over = now + STEP - BURST_AT
         for since, tasks in waiting:
             self._count((plan.seconds - since) * 1000, float(tasks.sum()))
 
@@ -263,7 +285,7 @@ class Simulation:
         if behind.any():
             for wait, tasks in zip(late[behind], ran[behind], strict=True):
                 self._count(float(wait), float(tasks))
-        self._count(0.0, float(ran[~behind].sum()))
+        self.counted += (self._busy if self.bursting else self._quiet) * float(ran[~behind].sum())
         queue -= ran
 
     def _drain(self, away: list[tuple[float, float]], now: float) -> None:
@@ -281,17 +303,29 @@ class Simulation:
     def _count(self, wait_ms: float, tasks: float) -> None:
         """Count tasks that waited so long, beside what every task waits."""
         if tasks:
-            base = self._base + wait_ms
+            base = self._lateness(self.plan, QUANTILES) + wait_ms
             np.add.at(self.counted, np.searchsorted(EDGES, base), tasks / QUANTILES)
 
     @cached_property
-    def _base(self) -> Counts:
+    def _quiet(self) -> Counts:
+        return self._without_queue(self.plan)
+
+    @cached_property
+    def _busy(self) -> Counts:
+        return self._without_queue(self.plan.in_burst())
+
+    def _without_queue(self, plan: Plan) -> Counts:
+        """Return how late one task is that waits in no queue, as counts between EDGES that sum up to 1."""
+        places = np.searchsorted(EDGES, self._lateness(plan, FINE))
+        return np.bincount(places, minlength=len(EDGES) + 1) / FINE
+
+    def _lateness(self, plan: Plan, quantiles: int) -> Counts:
         """Quantiles of lateness (ms) without a queue: as measured, longer where the busiest part has little
         left."""
         costs = self.costs
         spread = (np.log(costs.p99_ms) - np.log(costs.p50_ms)) / NORMAL.inv_cdf(0.99)
-        normal = np.array([NORMAL.inv_cdf((number + 0.5) / QUANTILES) for number in range(QUANTILES)])
-        busiest = min(max(load(self.plan, costs).values()), 0.95)
+        normal = np.array([NORMAL.inv_cdf((number + 0.5) / quantiles) for number in range(quantiles)])
+        busiest = min(max(load(plan, costs).values()), 0.95)
         return np.asarray(np.exp(np.log(costs.p50_ms) + spread * normal) / (1 - busiest / 2))
 
     def percentile(self, share: float) -> float:
@@ -340,17 +374,23 @@ def simulate(plan: Plan, costs: Costs) -> dict[str, Any]:
                 if owner is not None:
                     of_server[one].add(simulation.rank[owner])
     connections = max(map(len, of_server)) * PER_SERVER + plan.hosts * 2
+    # The records are on the first: topics, targets, who is there.
+    first = len(of_server[0]) * (PER_SERVER - 1) + workers + plan.hosts * 2
 
     def indexed(seconds: float) -> float:
         return min(plan.fires * seconds, plan.pending)
 
     fits = plan.redis * DEFAULT_BUDGET.on(int(plan.redis_gb * 1e9)) / costs.redis_bytes
     horizon = reach(indexed, fits, plan.horizon)
-    rows = plan.pending + plan.fires * 86400 * plan.retention_days
+    rows = plan.pending + plan.fires_a_day * plan.retention_days
     row_bytes = costs.row_bytes + costs.character_bytes * plan.characters
     writes = 2 * simulation.moved / plan.seconds
-    limits = load(plan, costs) | {
+    limits = load(plan, costs)
+    if plan.burst:
+        limits |= {f"{name} in the burst": part for name, part in load(plan.in_burst(), costs).items()}
+    limits |= {
         "connections of a database server": connections / MAX_CONNECTIONS,
+        "connections of the first": max(connections, first) / (2 * MAX_CONNECTIONS),
         "writes of ZooKeeper": writes / WRITES,
         "a pass of the leader within 2 s": max(simulation.assigning) / 2,
     }
@@ -362,6 +402,8 @@ def simulate(plan: Plan, costs: Costs) -> dict[str, Any]:
         "disk_gb_per_server": rows * row_bytes / plan.servers / 1e9,
         "memory_gb_per_host": (plan.processes + 1) * costs.process_mb / 1e3,
         "connections_per_server": connections,
+        "connections_of_first_server": max(connections, first),
+        "burst_over_seconds": simulation.burst_over,
         "zookeeper_writes_per_second": writes,
         "slots_moved": simulation.moved,
         "workers": workers,
@@ -383,10 +425,15 @@ def table(result: dict[str, Any]) -> list[str]:
         f"Redis: {result['redis_gb_per_node']:,.1f} GB a node, {result['horizon_seconds']:,} s ahead",
         f"MySQL: {result['disk_gb_per_server']:,.0f} GB a server",
         f"MySQL: {result['connections_per_server']:,} connections a server",
+        f"MySQL: {result['connections_of_first_server']:,} connections of the first server",
         f"hosts: {result['memory_gb_per_host']:.1f} GB before the application",
         f"ZooKeeper: {result['zookeeper_writes_per_second']:.0f} writes a second",
-        "used, the first that breaks on top:",
     ]
+    if plan["burst"]:
+        lines.append(
+            f"burst: its last task had run {result['burst_over_seconds']:,.1f} s after its first was due"
+        )
+    lines.append("used, the first that breaks on top:")
     return lines + [f"  {100 * part:6.1f} %  {name}" for name, part in result["used"].items()]
 
 
