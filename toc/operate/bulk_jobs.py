@@ -13,13 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 from toc.failpoint import failpoint
 from toc.model import documents, errors
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
-from toc.model.clock import from_ms
 from toc.model.errors import IndexUnavailable, InvalidInput, TocError
 from toc.model.task import CancelOutcome, TaskStatus
 from toc.model.topic import Slot
@@ -180,19 +178,16 @@ def _cancel(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> Map
 
 
 def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> Mapping[int, str]:
-    at, ends = job.details.get("action_time"), job.details.get("expires_at")
-    expiry = None if ends is None else documents.parse_instant(ends)
-    found: dict[int, str] = {}
-    for job_id in job_ids:
-        later = from_ms(center.clock.now_ms()) + timedelta(seconds=job.details.get("delay", 0))
-        due = later if at is None else documents.parse_instant(at)
-        try:
-            found[job_id] = center.reschedule(job_id, action_time=due, expires_at=expiry).value
-        except errors.InvalidExpiry:
-            if expiry is not None:
-                raise
-            found[job_id] = BulkOutcome.EXPIRES_BEFORE
-    return found
+    [job_id] = job_ids  # each is a transaction of its own, which may wait
+    given = map(job.details.get, ("action_time", "expires_at"))
+    due, expiry = (None if text is None else documents.parse_instant(text) for text in given)
+    delay = job.details.get("delay")
+    try:
+        return {job_id: center.reschedule(job_id, action_time=due, delay=delay, expires_at=expiry).value}
+    except errors.InvalidExpiry:
+        if expiry is not None:
+            raise
+        return {job_id: BulkOutcome.EXPIRES_BEFORE}
 
 
 def _redrive(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> Mapping[int, str]:
@@ -304,24 +299,32 @@ class BulkRunner:
             if done < job.tasks:  # a part is missing, or shorter than it was
                 held.failed = f"{job.tasks - done} of its tasks are not known any more"
             record = {"bulk": job.name, "tasks": done, **counts}
-            outcome = {"outcome": audit.DONE}
-            _change(self._center.store, job).conclude(outcome, record)
+            _change(self._center.store, job).conclude({"outcome": audit.DONE}, record)
         held.done, held.counts = done, counts
         held.next_at = now + len(chunk) / job.rate
         self._save(held, error=held.failed, part=(number, written), state=ended)
 
     def _do(self, held: _Held, chunk: Sequence[int]) -> Mapping[int, str]:
-        """Return the outcomes of some tasks. Raises Unavailable, SchemaBehind."""
-        job, do = held.job, _DO[held.job.kind]
+        """Return the outcomes of some tasks. Raises Unavailable, SchemaBehind.
+
+        First renews the lease: whoever was silent for longer than that must undo nothing that came after.
+        """
+        job, many = held.job, len(chunk) > 1
+        if self._clock.monotonic() >= held.keep_at:
+            if self._table.save(job.name, self._owner, done=held.done, counts=held.counts) is None:
+                raise errors.Busy("another process has the job")
+            held.keep_at = self._clock.monotonic() + LEASE_MS / 3000
         try:
-            return do(self._center, chunk, job)
+            if not many or job.kind is not BulkKind.RESCHEDULE:
+                return _DO[job.kind](self._center, chunk, job)
         except (errors.Unavailable, errors.SchemaBehind):
             raise
         except Exception as exc:
-            if len(chunk) > 1:  # it is about one of them; the others must not suffer from it
-                return {job_id: found for one in chunk for job_id, found in self._do(held, [one]).items()}
-            held.failed = f"task {chunk[0]}: {_failure(job, exc)}"
-            return {chunk[0]: BulkOutcome.FAILED}
+            if not many:
+                held.failed = f"task {chunk[0]}: {_failure(job, exc)}"
+                return {chunk[0]: BulkOutcome.FAILED}
+        # If one of them has failed, the others must not suffer from it.
+        return {job_id: found for one in chunk for job_id, found in self._do(held, [one]).items()}
 
     def _save(
         self, held: _Held, *, error: str | None = None, part: tuple[int, bytes] | None = None,

@@ -15,7 +15,7 @@ from harness.patience import in_a_moment, until
 from harness.system import NewSystem, System
 
 from benchmarks.local import MariaDB
-from toc import NewTask, TaskStatus, TimeoutCenter
+from toc import NewTask, RescheduleOutcome, TaskStatus, TimeoutCenter
 from toc.model.access import Role, Token
 from toc.model.bulk import KEPT_MS
 from toc.model.clock import Clock
@@ -256,25 +256,27 @@ def test_a_job_keeps_to_its_rate_and_can_be_stopped_and_resumed(system: System) 
         assert act(center, bulk.show, name=name)["counts"] == {"cancelled": 60}
 
 
-def test_another_process_goes_on_and_one_that_was_late_writes_nothing(system: System) -> None:
+def test_another_process_goes_on_and_one_that_was_late_changes_nothing(system: System) -> None:
     center = system.center
     job_ids = submitted(center, 3 * STEP)
     clock = Stopped()
     with TimeoutCenter(system.settings, clock=clock) as slow:
-        name = make(center, bulk.cancel_all, rate=1000)
+        name = make(center, bulk.reschedule_all, delay=7200.0, rate=1000)
         late, next_one = BulkRunner(slow), BulkRunner(center)
         late.run_once()
         assert act(center, bulk.show, name=name)["done"] == STEP
         next_one.run_once()
         assert act(center, bulk.show, name=name)["done"] == STEP, "the lease of the first holds"
         free_leases(center)
-        assert run(center, name, next_one)["counts"] == {"cancelled": 3 * STEP}
-        clock.passed += 1
-        late.run_once()  # it does its next step, and must not count it
+        assert run(center, name, next_one)["counts"] == {"rescheduled": 3 * STEP}
+        assert center.reschedule(job_ids[STEP], delay=60) is RescheduleOutcome.RESCHEDULED
+        clock.passed += LEASE_MS / 1000
+        late.run_once()
         late.close()
+    assert system.row(job_ids[STEP]).version == 2, "what came after the job holds"
     job = act(center, bulk.show, name=name)
-    assert (job["state"], job["counts"]) == ("done", {"cancelled": 3 * STEP})
-    assert Counter(outcomes(center, name).values()) == {"cancelled": len(job_ids)}
+    assert (job["state"], job["counts"]) == ("done", {"rescheduled": 3 * STEP})
+    assert Counter(outcomes(center, name).values()) == {"rescheduled": len(job_ids)}
     assert LEASE_MS >= 10_000, "a step has time"
 
 
