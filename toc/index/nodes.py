@@ -155,8 +155,7 @@ class RedisNode:
                     f'Redis at {self.address} said "{_CLIENTS_FULL}": raise its maxclients, or see in CLIENT '
                     f"LIST who has that many connections"
                 ) from exc
-            _, advice = meaning_of(exc)
-            advice = advice or "check the user, its permissions and the database number"
+            advice = meaning_of(exc)[1] or "check the user, its permissions and the database number"
             # The server's text may hold the password, so it is not passed on.
             raise IndexUnavailable(
                 f"Redis at {self.address} refused the connection ({exc.code}): {advice}"
@@ -406,6 +405,8 @@ class RedisNodes:
             name = host.decode() if host else ""
             node = self.at(Address(asked.address.host if name in ("", "?") else name, port))
             served[first : last + 1] = [node] * (last + 1 - first)
+        if not reply:  # it has left the cluster, or has not joined it; others may be in it
+            raise LookupError("it names no node")
         # Calls for a hash slot without a node go to the node that was asked, which answers CLUSTERDOWN.
         return [node or asked for node in served]
 

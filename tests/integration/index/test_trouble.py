@@ -16,6 +16,7 @@ from fault.kit.proxy import Proxy
 from fault.kit.servers import Reshard
 
 from benchmarks.local import RedisCluster, RedisServer
+from benchmarks.private import free_port
 from toc.index.calls import IndexBroken, ReplyLost
 from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
 from toc.index.nodes import FRESH_SECONDS, RedisNode, Timeouts
@@ -299,3 +300,12 @@ def test_a_server_that_is_no_cluster_is_named_as_such(clean_redis: RedisServer) 
     results = queues.expired([ExpiredRequest(slot, 30) for slot in SLOTS])
     assert all("part of a cluster" in str(result) for result in results.values())
     queues.close()
+
+
+def test_a_node_that_has_left_a_cluster_or_is_not_in_it_yet_hides_no_other(
+    clean_cluster: RedisCluster, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("random.shuffle", lambda _: None)  # it is asked first
+    gone = launch(RedisServer, config=["cluster-enabled yes", f"cluster-port {free_port()}"])
+    with closing(Queues(f"redis+cluster://127.0.0.1:{gone.port},{clean_cluster.url[16:]}")) as queues:
+        assert queues.add({slot: [(1, 1.0)] for slot in SLOTS}) == dict.fromkeys(SLOTS, 1)
