@@ -49,6 +49,8 @@ _REDIS_HINT = (
 )
 MAX_SHOWN = 500
 """A message shows at most this many characters of a value."""
+NEAR = 0.85
+"""How like a setting a variable must be to be one that is misspelt: TOC_ZOOKEEPER_PORT is not."""
 _KEY = re.compile(r"[A-Za-z0-9_-]{43}=")
 _PREFIX = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
 _ADDRESS = re.compile(r"(?:[^\s:/@\[\]]*|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
@@ -294,8 +296,8 @@ class Settings(BaseSettings):
     def need_database_urls(self) -> list[str]:
         """Return the servers of the task table. Raises ConfigError if none is set."""
         if not self.database_urls:
-            if "TOC_DATABASE_URL" in os.environ:
-                raise ConfigError("TOC_DATABASE_URL is not a setting; did you mean TOC_DATABASE_URLS?")
+            for name in (name for name, meant in misspelt().items() if meant == "TOC_DATABASE_URLS"):
+                raise ConfigError(f"{name} is not a setting; did you mean TOC_DATABASE_URLS?")
             do = "or run `toc dev`, which starts everything here"
             if Path(".toc/toc.toml").is_file():
                 do = "or, for that of `toc dev` here, run `export TOC_CONFIG=$PWD/.toc/toc.toml`"
@@ -364,6 +366,15 @@ def _read_file() -> dict[str, Any]:
         if key not in known:
             raise ConfigError(f"{path}: {key!r} is not a setting{_nearest(key, known)}")
     return values
+
+
+def misspelt() -> dict[str, str]:
+    """Return the variables that are no settings, each with the one that it nearly is. Others may be an
+    image's, or name a service of Kubernetes."""
+    known = [*Settings.model_fields, "config"]
+    names = [name for name in os.environ if name[:4] == "TOC_" and name[4:].lower() not in known]
+    near = {name: difflib.get_close_matches(name[4:].lower(), known, 1, NEAR) for name in names}
+    return {name: f"TOC_{found[0].upper()}" for name, found in near.items() if found}
 
 
 def _nearest(key: str, known: list[str]) -> str:

@@ -198,6 +198,13 @@ def test_changed_files_are_loaded_again_and_a_broken_one_is_waited_for(
     kept = shown.toc("find", "--biz-id", "2", "--json")
     history = json.loads(shown.toc("get", json.loads(kept)[0]["job_id"], "--json"))["history"]
     assert [each["stack"] for each in history] == [f"{program}:5 in close"]
+    program.write_text(PROGRAM.format("__import__('time').sleep(60)"))
+    shown.await_text("ready: order.close")
+    shown.submit(3)
+    shown.await_text("started    order.close 3:")
+    program.write_text(PROGRAM.format("pass"))
+    shown.await_text("changed: shop.py", "given back order.close 3:", f"it runs {program}:5 in close")
+    shown.await_text("processed  order.close 3:")
 
 
 NO_HANDLER = "from toc import TimeoutCenter\ncenter = TimeoutCenter()\n"

@@ -17,7 +17,7 @@ from toc.cli.main import main
 from toc.cli.operations import made
 from toc.cli.output import show, show_one
 from toc.cli.values import biz_id, number, past, who, whole_seconds
-from toc.config import Settings, config_file
+from toc.config import Settings, config_file, misspelt
 from toc.coordination.assignment import Member
 from toc.gateway.calls import call_of
 from toc.model.access import Action as Right
@@ -182,9 +182,16 @@ def test_a_missing_server_says_what_to_set_or_run() -> None:
         Settings().need_database_urls()
 
 
-def test_the_name_without_its_last_letter_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TOC_DATABASE_URL", "mysql+pymysql://h")
-    with pytest.raises(ConfigError, match=r"did you mean TOC_DATABASE_URLS\?"):
+def test_names_that_are_nearly_right_are_told_and_those_of_others_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOC_DATABSE_URLS", "mysql+pymysql://h")
+    monkeypatch.setenv("TOC_TABLE", "8")
+    for service in ("", "GATEWAY_", "REDIS_", "ZOOKEEPER_", "HOST_"):
+        for name in ("SERVICE_HOST", "SERVICE_PORT", "PORT", "PORT_8080_TCP", "PORT_8080_TCP_ADDR"):
+            monkeypatch.setenv(f"TOC_{service}{name}", "tcp://10.0.0.1:8080")
+    assert misspelt() == {"TOC_DATABSE_URLS": "TOC_DATABASE_URLS", "TOC_TABLE": "TOC_TABLES"}
+    with pytest.raises(ConfigError, match=r"TOC_DATABSE_URLS is not .* did you mean TOC_DATABASE_URLS\?"):
         Settings().need_database_urls()
 
 

@@ -142,7 +142,7 @@ def test_tries_that_failed_explain_a_later_start() -> None:
         "It started 9.1 s late because earlier tries had failed (2 tries, the last with no again)."
     )
     waits = known(explain(DUE, [], tries, None, at(7)))
-    assert waits.sentence().startswith("It has not started, 7.0 s late so far because earlier tries had")
+    assert waits.sentence().startswith("It waits for another try, 7.0 s late so far because earlier tries")
 
 
 def test_a_crash_explains_the_time_from_the_start_that_it_ended() -> None:

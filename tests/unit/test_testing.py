@@ -284,6 +284,12 @@ def test_a_failure_shows_what_there_is_instead_nearest_first(toc: Toc, shop: Sho
     assert first.endswith(": it is due 30 min later")
     assert "its biz_id is 43; it is due 30 min later" in second
     assert "its topic is 'member.remind'" in third
+    shop.center.submit("order.close", biz_id=44, delay=1800.4)
+    with pytest.raises(AssertionError, match=r"biz_id=44 pending, .*: it is due 400 ms later"):
+        toc.assert_submitted("order.close", biz_id=44, due_in="30m")
+    toc.topic("order.cancel")
+    with pytest.raises(InvalidInput, match=r"'order\.cancel' is not the handler of one topic"):
+        toc.assert_submitted("order.cancel", attribute=shop)
     with pytest.raises(AssertionError, match=r"there is a task 'order\.close', biz_id=43"):
         toc.refute_submitted("order.close", biz_id=43)
     shop.center.cancel_by_biz("order.close", 43)

@@ -187,6 +187,8 @@ def test_what_does_not_fit_is_refused_early(toc: Toc, center: TimeoutCenter, pay
             center.submit(**new, **wrong)
         with pytest.raises(InvalidPayload, match="member: Field required"):
             center.submit_many([NewTask(**new, **wrong)])
+    with pytest.raises(InvalidPayload, match="Remind: its body is text/plain, not application/json; an attr"):
+        center.submit(**new, body=b"member 1", content_type="text/plain")
     assert toc.tasks() == []
     assert center.submit(**new, attribute={"member": 1})
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from toc.cli.output import say
 from toc.model import errors
 from toc.model.clock import from_ms, parse_duration
-from toc.model.documents import parse, parse_instant
+from toc.model.documents import parse_instant, parse_object
 from toc.model.errors import InvalidDelay, InvalidInput, shown
 from toc.model.sharding import valid_job_id
 
@@ -113,14 +114,10 @@ def attribute(text: str | None) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        value = parse(text, surrogates=True)
+        return parse_object(text, surrogates=True)
     except errors.InvalidDocument as exc:
-        raise errors.InvalidAttribute(f"--attribute cannot be read: {exc}") from None
-    if not isinstance(value, dict):
-        raise errors.InvalidAttribute(
-            f"""--attribute must be a JSON object such as {{"reason": "unpaid"}}, not {text[:40]}"""
-        )
-    return value
+        write = """write a JSON object such as '{"reason": "unpaid"}'"""
+        raise errors.InvalidAttribute(f"--attribute {shown(text[:40])}: {exc}; {write}") from None
 
 
 def headers(source: str) -> dict[str, str]:
@@ -161,9 +158,11 @@ def load_settings(*, daemon: bool = False) -> Settings:
 
     Unless TOC_LOG_LEVEL is set, a ``daemon`` logs at level info, and other commands log only warnings.
     """
-    from toc.config import Settings
+    from toc.config import Settings, misspelt
     from toc.observe import log
 
+    for name, meant in misspelt().items():
+        say(f"warning: {name} is not a setting; did you mean {meant}?")
     settings = Settings()
     chatty = daemon or "log_level" in settings.model_fields_set
     log.configure(settings.log_level if chatty else "warning", settings.log_format)
@@ -176,9 +175,7 @@ def daemon_settings(**given: object) -> Settings:
     from toc.observe.log import detach
 
     detach()
-    settings = load_settings(daemon=True)
-    settings.need_database_urls()
-    return Settings(**(settings.model_dump() | given))  # refuses what the variables refuse
+    return Settings(**(load_settings(daemon=True).model_dump() | given))  # refuses what the variables refuse
 
 
 @contextmanager

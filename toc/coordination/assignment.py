@@ -153,14 +153,9 @@ class _Plan:
     """
 
     def __init__(
-        self,
-        members: list[Member],
-        topics: Mapping[str, int],
-        deliveries: Mapping[str, str],
-        spread: Spread,
-        *,
-        evenly: bool,
-    ) -> None:
+        self, members: list[Member], topics: Mapping[str, int], deliveries: Mapping[str, str], spread: Spread,
+        *, evenly: bool,
+    ) -> None:  # fmt: skip
         self.evenly = evenly
         self.spread = spread
         self.members = sorted(members, key=lambda member: member.worker_id)

@@ -31,15 +31,10 @@ class Intents:
     requests: list[str]
 
     def assign(
-        self,
-        members: Iterable[Member],
-        topics: Mapping[str, int],
-        previous: Mapping[str, Sequence[str | None]],
-        deliveries: Mapping[str, str] | None,
-        spread: Spread,
-        *,
+        self, members: Iterable[Member], topics: Mapping[str, int],
+        previous: Mapping[str, Sequence[str | None]], deliveries: Mapping[str, str] | None, spread: Spread, *,
         rebalance: bool,
-    ) -> Owners:
+    ) -> Owners:  # fmt: skip
         """Return the owner of every slot, as ``assign`` does, and as operators want."""
         weights = self.weights
         return assign(

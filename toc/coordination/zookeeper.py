@@ -65,18 +65,10 @@ class ZooKeeperCoordinator:
     """
 
     def __init__(
-        self,
-        address: str,
-        *,
-        cluster: str,
-        host: str,
-        connect_timeout: float = 10.0,
-        session_timeout: float = 6.0,
-        gather: float = GATHER,
-        spread: Spread = ONE_SERVER,
-        clock: Clock | None = None,
-        on_change: Callable[[], None] = lambda: None,
-    ) -> None:
+        self, address: str, *, cluster: str, host: str, connect_timeout: float = 10.0,
+        session_timeout: float = 6.0, gather: float = GATHER, spread: Spread = ONE_SERVER,
+        clock: Clock | None = None, on_change: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._clock = clock or Clock()
         place = Address.parse(address)
         self._on_change = on_change

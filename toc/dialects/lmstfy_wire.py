@@ -288,17 +288,9 @@ def template_of(namespace: str) -> Template:
 
 
 def task_of(
-    namespace: str,
-    queue: str,
-    job_id: str,
-    body: bytes,
-    *,
-    due: int,
-    expires_at: int,
-    tries: int,
-    attributes: Mapping[str, str],
-    slot_basis: str | None = None,
-) -> NewTask:
+    namespace: str, queue: str, job_id: str, body: bytes, *, due: int, expires_at: int, tries: int,
+    attributes: Mapping[str, str], slot_basis: str | None = None,
+) -> NewTask:  # fmt: skip
     """Return a job as a task. Instants are ms; ``expires_at`` 0: never.
 
     Its attribute keeps the names, which a topic may not hold.

@@ -35,8 +35,8 @@ class Handler:
     """What the application holds in its stead."""
     limited: bool = True
     """Whether max_runtime ends its tries; a developer at a breakpoint takes longer."""
-    overran: Callable[[int, str], None] | None = None
-    """Told of a job_id whose try has failed because of that while the handler runs on, and why."""
+    overran: Callable[..., None] | None = None
+    """Told of a job_id whose try is over while the handler runs on, why, and the lines in which it is."""
 
     def serves(self, topic: Topic) -> bool:
         """Whether tasks of ``topic`` may start here: it is not paused, and they are delivered this way."""

@@ -276,6 +276,8 @@ class Why(NamedTuple):
     started: int
     spans: Sequence[Span]
     waits: bool = False
+    tried: bool = False
+    """Whether a try of it has failed, where it waits."""
 
     @property
     def named(self) -> Sequence[Span]:
@@ -286,7 +288,9 @@ class Why(NamedTuple):
     def sentence(self) -> str:
         """Say it in a sentence."""
         late = _seconds(self.started - self.due)
-        begins = f"has not started, {late} late so far" if self.waits else f"started {late} late"
+        begins = f"started {late} late"
+        if self.waits:
+            begins = f"{'waits for another try' if self.tried else 'has not started'}, {late} late so far"
         named = self.named
         share = len(named) > 1
         causes = [
@@ -360,7 +364,7 @@ def explain(
     else:  # a row keeps the last lines: those before say the same, as a target that waits writes many
         put_off = bool(starts) and starts[0].cause is Cause.TARGET
         rest = starts[0].spans[0] if put_off else Span(Cause.UNKNOWN, 0, 0)
-    return Why(due, until, fill(due, until, spans, rest), waits=ended is None)
+    return Why(due, until, fill(due, until, spans, rest), ended is None, bool(tries) or lapsed)
 
 
 def _count(tries: Sequence[Tried]) -> str:

@@ -121,8 +121,9 @@ class Payload(Generic[T]):
 
     def read(self, task: Task | NewTask) -> T:
         """Return the payload of a task. Raises InvalidPayload, which quotes nothing of it."""
+        body_type = (not task.attribute and task.content_type) or ""
         try:
-            if not task.attribute and (task.content_type or "").startswith(JSON):
+            if body_type.startswith(JSON):
                 return self._adapter.validate_json(task.body or b"")
             try:
                 return self._adapter.validate_json(encode_attribute(task.attribute))
@@ -132,7 +133,10 @@ class Payload(Generic[T]):
                 own = {name: value for name, value in task.attribute.items() if name != SCHEDULED_FOR}
                 return self._adapter.validate_json(encode_attribute(own))
         except (ValueError, TypeError, RecursionError) as exc:
-            raise InvalidPayload(f"the payload does not fit {self._name}: {_misfit(exc)}") from exc
+            why = _misfit(exc)
+            if body_type and not body_type.startswith(JSON):
+                why = f"its body is {body_type}, not {JSON}; an attribute is simpler"
+            raise InvalidPayload(f"the payload does not fit {self._name}: {why}") from exc
 
     def read_in_time(self, task: Task, now_ms: int) -> T:
         """Return the payload for a try. Raises Misfit within PATIENCE_MS of the due time, as another version

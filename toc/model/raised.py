@@ -7,9 +7,11 @@ converted on the handler's thread, and no other thread touches the exception.
 import os
 import traceback
 from bdb import BdbQuit
+from collections.abc import Iterable
 from datetime import timedelta
 from itertools import dropwhile
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from toc.model.task import MAX_RETRY_SECONDS, Dead, Retry
@@ -148,14 +150,20 @@ def where(error: BaseException) -> str:
 def stack(error: BaseException) -> str:
     """Return the lines of code that this exception passed, from the first one of the application on, as
     ``FILE:LINE in FUNCTION > ...``: the innermost STACK_CHARS of them. No messages, no variables."""
-    frames = [(frame.f_code, line) for frame, line in traceback.walk_tb(field_of(error, "__traceback__"))]
-    passed = dropwhile(lambda of: of[0].co_filename.startswith(LIBRARIES), frames)
-    return _cut(" > ".join(f"{c.co_filename}:{line} in {c.co_name}" for c, line in passed)[-STACK_CHARS:])
+    return lines(traceback.walk_tb(field_of(error, "__traceback__")))
 
 
-def overran(max_runtime: float) -> Raised:
-    """Return the failure of a handler that exceeded ``max_runtime`` seconds."""
-    return raised(TimeoutError(f"the handler ran longer than max_runtime ({max_runtime} s)"))
+def lines(frames: Iterable[tuple[FrameType, int]]) -> str:
+    """Do as ``stack``, for frames with their lines, the outermost first."""
+    passed = dropwhile(lambda of: of[0].f_code.co_filename.startswith(LIBRARIES), frames)
+    found = [f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}" for frame, line in passed]
+    return _cut(" > ".join(found)[-STACK_CHARS:])
+
+
+def overran(max_runtime: float, runs: str) -> Raised:
+    """Return the failure of a handler that exceeded ``max_runtime`` seconds, and what it ``runs``."""
+    error = raised(TimeoutError(f"the handler ran longer than max_runtime ({max_runtime} s)"))
+    return error._replace(stack=runs)
 
 
 def _text(error: BaseException) -> str:

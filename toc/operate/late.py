@@ -89,13 +89,9 @@ def _counted(center: TimeoutCenter, topic: Topic, due: int, ended: int) -> Why |
 
 
 def _so_far(
-    center: TimeoutCenter,
-    row: TaskRow,
-    topic: Topic,
-    due: int,
-    now: int,
+    center: TimeoutCenter, row: TaskRow, topic: Topic, due: int, now: int,
     explain: Callable[[int], Why | None],
-) -> Why | None:
+) -> Why | None:  # fmt: skip
     """Return why a pending task is late so far: until it runs, or is due again, its past tells; after that
     what can be seen now."""
     where = where_of(center, row, topic)
@@ -117,7 +113,7 @@ def _so_far(
         about = f"{clock_time(topic.paused_at)} to {clock_time(topic.resumed_at)} UTC"
         spans.append(Span(Cause.PAUSED, topic.paused_at, topic.resumed_at, about))
     rest = _now(center, row, topic) if started is None else Span(Cause.UNKNOWN, 0, 0)
-    return Why(due, until, lateness.fill(due, until, spans, rest), waits=started is None)
+    return Why(due, until, lateness.fill(due, until, spans, rest), started is None, row.attempts > 0)
 
 
 def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import datetime
 from functools import update_wrapper
 from typing import (
-    TYPE_CHECKING,
     Any,
     Concatenate,
     Generic,
@@ -40,9 +39,6 @@ from toc.model.topic import Declaration, Policies, check_topic_name
 from toc.observe.log import get_logger
 from toc.sdk.hooks import Hooks, Middleware, OnCall, OnDead, OnLate, checked_hook, hook_name
 from toc.sdk.parts import Within
-
-if TYPE_CHECKING:
-    pass
 
 log = get_logger(__name__)
 

@@ -52,6 +52,7 @@ class StandIn(NamedTuple):
     store: Store
     queues: Queues
     catalog: TopicCatalog
+    intake: RowMaker
     in_transaction: Callable[[AnySession | None, AnyConnection | None], InTransaction]
 
 
@@ -104,6 +105,8 @@ class Parts:
 
     @cached_property
     def _intake(self) -> RowMaker:
+        if self.stands_in is not None:
+            return self.stands_in.intake
         settings = self.settings
         return RowMaker(self.clock, settings.max_delay, settings.max_body, settings.allow)
 

@@ -123,15 +123,9 @@ class RowMaker:
         return at
 
     def _due(
-        self,
-        topic: Topic | None,
-        delay: object,
-        action_time: object,
-        now: int,
-        max_delay_ms: int,
-        *,
+        self, topic: Topic | None, delay: object, action_time: object, now: int, max_delay_ms: int, *,
         runs: bool = False,
-    ) -> int:
+    ) -> int:  # fmt: skip
         """``runs``: what is past is due now."""
         if delay is not None and action_time is not None:
             raise errors.InvalidInput("give a delay or an action_time, not both", "delay")

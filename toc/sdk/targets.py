@@ -82,15 +82,9 @@ class Targets:
         return [*self._parts.store.targets.list()]
 
     def alter(
-        self,
-        /,
-        name: str,
-        *,
-        url: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        wait: bool = True,
-        **limits: Any,
-    ) -> Target:
+        self, /, name: str, *, url: str | None = None, headers: Mapping[str, str] | None = None,
+        wait: bool = True, **limits: Any,
+    ) -> Target:  # fmt: skip
         """Change a target. ``headers`` replace all that it had; ``limits`` are those of ``create``.
 
         Raises InvalidInput (nothing to change), InvalidTarget or UnknownTarget.

@@ -29,6 +29,8 @@ class VirtualClock(Clock):
         self._began = _machine_ms()
         self._lag: int | None = None
         """How far (ms) the machine's was ahead when it was first moved."""
+        self.runs = False
+        """Whether another library has replaced Python's clock, which it may let run."""
         self._added = 0
         """How far the test has moved it (ms)."""
         self._shown = self._began_ms
@@ -37,8 +39,8 @@ class VirtualClock(Clock):
         """Milliseconds since 1970 UTC."""
         python = time.time_ns() // 1_000_000
         expected = self._began_ms + _machine_ms() - self._began
-        base = python if abs(python - expected) >= REPLACED_MS else self._began_ms
-        now = base + self._added
+        self.runs = abs(python - expected) >= REPLACED_MS
+        now = (python if self.runs else self._began_ms) + self._added
         if now > self._shown:
             self._past += (now - self._shown) / 1000
         self._shown = now

@@ -13,14 +13,14 @@ from typing_extensions import TypedDict, Unpack
 from toc.config import Settings
 from toc.index.queues import NoIndex
 from toc.model.catalog import TopicCatalog
-from toc.model.clock import Duration, from_ms, seconds_of, span
+from toc.model.clock import Duration, from_ms, seconds_of, span, to_ms
 from toc.model.errors import InvalidInput, UnknownTopic
 from toc.model.task import Task, TaskStatus
 from toc.model.topic import NEW_SLOTS, Topic, unknown_topic
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter, stand_in
 from toc.sdk.parts import StandIn
-from toc.sdk.submission import instant_ms
+from toc.sdk.submission import RowMaker, instant_ms
 from toc.store.memory import MemoryDatabase
 from toc.store.store import Store
 from toc.testing.clock import VirtualClock
@@ -30,7 +30,7 @@ from toc.testing.transactions import Transactions
 URL = "sqlite:////toc.testing"
 """Names the database in memory, which nothing opens by it."""
 TOLERANCE = timedelta(seconds=1)
-"""How far a due time may be off in any case: columns of whole seconds cut the rest."""
+"""How far a due time may be off that is given as a time: columns of whole seconds cut the rest."""
 MAX_SHOWN = 5
 """Most tasks that a failure shows."""
 
@@ -47,9 +47,9 @@ class Like(TypedDict, total=False):
 
 
 class Expected:
-    """A task as a test describes it. ``tolerance``: how far its due time may be off."""
+    """A task as a test describes it. ``tolerance``: how far the due time of a task may be off."""
 
-    def __init__(self, topic: str, like: Like, tolerance: timedelta) -> None:
+    def __init__(self, topic: str, like: Like, tolerance: Callable[[Task], timedelta]) -> None:
         self.topic, self.tolerance = topic, tolerance
         self.like: dict[str, Any] = {name: value for name, value in like.items() if value is not None}
         if "due_in" in self.like:
@@ -64,7 +64,7 @@ class Expected:
         plain = [name for name in ("biz_id", "body") if name in like and getattr(task, name) != like[name]]
         found += [f"its {name} is {getattr(task, name)!r}" for name in plain]
         due = now + like["due_in"] if "due_in" in like else like.get("due_at")
-        if due is not None and abs(task.action_time - due) > self.tolerance:
+        if due is not None and abs(task.action_time - due) > self.tolerance(task):
             apart = _shown(abs(task.action_time - due))
             found.append(f"it is due {apart} {'later' if task.action_time > due else 'earlier'}")
         for key, value in like.get("attribute", {}).items():
@@ -113,6 +113,20 @@ def _shown(duration: timedelta) -> str:
     return span(seconds if seconds < 60 else round(seconds))
 
 
+class _Intake(RowMaker):
+    """Knows which due times (ms) were ``given`` as times, which the application has computed by itself."""
+
+    def __init__(self, clock: VirtualClock, settings: Settings) -> None:
+        super().__init__(clock, settings.max_delay, settings.max_body, settings.allow)
+        self.given = set[int]()
+
+    def _due(self, topic: Any, delay: object, action_time: object, *more: Any, **how: Any) -> int:
+        due = super()._due(topic, delay, action_time, *more, **how)
+        if action_time is not None:
+            self.given.add(due)
+        return due
+
+
 class Toc:
     """The timeout center of one test. Made by the pytest fixture ``toc``, or as a context manager.
 
@@ -135,8 +149,10 @@ class Toc:
         """By topic, the faults that the test has asked for."""
         settings = _settings(*sorted((name, os.environ[name]) for name in os.environ if name[:4] == "TOC_"))
         catalog = _Catalog(running.topics, self._clock)
+        self._intake = _Intake(self._clock, settings)
         self._transactions.follow(self.center)
-        stand_in(StandIn(settings, self._clock, self._store, queues, catalog, self._transactions.of))
+        of = self._transactions.of
+        stand_in(StandIn(settings, self._clock, self._store, queues, catalog, self._intake, of))
 
     def close(self) -> None:
         """Give the centers their own settings and servers back, and forget all tasks. Call it once."""
@@ -270,14 +286,19 @@ class Toc:
         self, handler: Callable[..., Any] | str, payload: tuple[Any, ...], fields: dict[str, Any]
     ) -> int:
         """Submit the task of ``run``."""
+        topic, made_of = self._handler(handler)
+        if payload:
+            fields |= made_of.fields(*payload)
+        due = from_ms(self._clock.now_ms() + 1)
+        return self.center.submit(topic, action_time=due, **{"biz_id": 1, **fields})
+
+    def _handler(self, handler: Callable[..., Any] | str) -> tuple[str, Any]:
+        """Return the topic and what the application holds, of a handler or that of a topic."""
         made_of = {name: one.made_of for name, one in self._running.handlers().items()}
         topics = [name for name, one in made_of.items() if handler in (name, one, one.function)]
         if len(topics) != 1:
             raise InvalidInput(f"{handler!r} is not the handler of one topic but of {topics or 'none'}")
-        if payload:
-            fields |= made_of[topics[0]].fields(*payload)
-        due = from_ms(self._clock.now_ms() + 1)
-        return self.center.submit(topics[0], action_time=due, **{"biz_id": 1, **fields})
+        return topics[0], made_of[topics[0]]
 
     # --- faults
 
@@ -328,8 +349,15 @@ class Toc:
     def _expected(self, topic: str, like: Like) -> Expected:
         self.center.catalog.get(topic)
         if not isinstance(given := like.get("attribute") or {}, Mapping):  # a payload, as ``run`` takes
-            like = {**like, "attribute": None, **self._running.handlers()[topic].made_of.fields(given)}
-        return Expected(topic, like, TOLERANCE + timedelta(milliseconds=self._clock.lag_ms))
+            like = {**like, "attribute": None, **self._handler(topic)[1].fields(given)}
+        often = "due_at" in like or self._clock.runs
+
+        def tolerance(task: Task) -> timedelta:
+            if often or to_ms(task.action_time) in self._intake.given:
+                return TOLERANCE + timedelta(milliseconds=self._clock.lag_ms)
+            return timedelta(0)
+
+        return Expected(topic, like, tolerance)
 
 
 class _Catalog(TopicCatalog):

@@ -135,17 +135,9 @@ class Webhooks:
     """
 
     def __init__(
-        self,
-        *,
-        targets: TargetTable,
-        queues: Queues,
-        catalog: TopicCatalog,
-        clock: Clock,
-        allow: Allow,
-        holder: str,
-        members: int,
-        lookup: Lookup = socket.getaddrinfo,
-    ) -> None:
+        self, *, targets: TargetTable, queues: Queues, catalog: TopicCatalog, clock: Clock, allow: Allow,
+        holder: str, members: int, lookup: Lookup = socket.getaddrinfo,
+    ) -> None:  # fmt: skip
         self.members = members
         """Among how many processes the limits of targets are divided, at least."""
         self._targets = targets

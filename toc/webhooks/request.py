@@ -48,15 +48,9 @@ def named_headers(task: Task) -> dict[str, str]:
 
 
 def signed(
-    named: dict[str, str],
-    message_id: str,
-    body: bytes,
-    content_type: str,
-    *,
-    keys: Sequence[bytes],
-    timestamp: int,
-    own: Mapping[str, str],
-) -> dict[str, str]:
+    named: dict[str, str], message_id: str, body: bytes, content_type: str, *, keys: Sequence[bytes],
+    timestamp: int, own: Mapping[str, str],
+) -> dict[str, str]:  # fmt: skip
     """Return all headers of a request, given those that name its task. ``own`` are the target's; without
     ``keys`` nothing is signed."""
     usual = DEFAULTS

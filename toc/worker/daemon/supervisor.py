@@ -121,15 +121,9 @@ class Daemon(Keeper[WorkerProcess]):
     """Keeps the configured number of worker processes running. Its parameters are those of ``run_daemon``."""
 
     def __init__(
-        self,
-        center: TimeoutCenter,
-        settings: Settings,
-        beside: SideProcesses,
-        command: list[str],
-        cwd: str,
-        *,
-        webhooks: bool,
-    ) -> None:
+        self, center: TimeoutCenter, settings: Settings, beside: SideProcesses, command: list[str], cwd: str,
+        *, webhooks: bool,
+    ) -> None:  # fmt: skip
         self.monitor = Monitor(center, settings)
         self.beside = beside
         self._processes = settings.processes + self.beside.processes

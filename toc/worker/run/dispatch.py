@@ -68,19 +68,19 @@ class Dispatcher:
         self._crowds: dict[str, tuple[float, Crowd]] = {}
         """By topic, what kept its tasks, and until when that is not asked again (monotonic)."""
         plain = [topic for topic, handler in self.tools.handlers.items() if not handler.is_async]
-        self._threads = HandlerThreads(plain, self.threads, calls)
+        self.handler_threads = HandlerThreads(plain, self.threads, calls)
         coroutines = [handler for handler in self.tools.handlers.values() if handler.is_async]
         self.event_loop = HandlerLoop(coroutines, self.async_limit, calls)
         self._serve_webhooks()
 
     def start(self) -> None:
         """Start the threads."""
-        self._threads.start()
+        self.handler_threads.start()
         self.event_loop.start()
 
     def close(self) -> None:
         """Start nothing more. Threads end once their handler returns; this does not wait for them."""
-        self._threads.close()
+        self.handler_threads.close()
         self.event_loop.close()
 
     def follow_topics(self) -> float:
@@ -96,7 +96,7 @@ class Dispatcher:
             changed = [topic for name, topic in topics.items() if topic != self._topics.get(name)]
             self._topics = topics
             self._serve_webhooks()
-            self._threads.limits_changed()
+            self.handler_threads.limits_changed()
             self.event_loop.limits_changed()
             self._wanted.look()
             for topic in changed:  # new, or resumed: its slots may have been looked at too early
@@ -139,18 +139,18 @@ class Dispatcher:
         return crowd
 
     def _part(self, topic: str) -> HandlerLoop | HandlerThreads:
-        return self.event_loop if topic in self.event_loop.lines else self._threads
+        return self.event_loop if topic in self.event_loop.lines else self.handler_threads
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Put entries that are due and checked into their lines."""
         plain = self.event_loop.put(entries) if self.event_loop.lines else entries
         if plain:
-            self._threads.put(plain)
+            self.handler_threads.put(plain)
 
     def withdraw(self, slots: set[Slot] | None = None) -> list[Entry]:
         """Take back the entries of these slots (None: all) that wait and have not started."""
-        return self._threads.withdraw(slots) + self.event_loop.withdraw(slots)
+        return self.handler_threads.withdraw(slots) + self.event_loop.withdraw(slots)
 
     def load(self) -> dict[str, tuple[int, int]]:
         """For each topic, how many handlers run (a batch counts as one) and how many entries wait."""
-        return self._threads.load() | self.event_loop.load()
+        return self.handler_threads.load() | self.event_loop.load()

@@ -4,15 +4,18 @@ The threads serve the topics in turn, so a burst on one does not hold up another
 threads of one topic, so slow handlers do not either. At most ``concurrency`` threads of a topic serve it.
 """
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
 from contextvars import Context
 from dataclasses import dataclass
 from queue import SimpleQueue
+from traceback import walk_stack
 
 from toc.loop import watched_thread
 from toc.model.lateness import Cause
+from toc.model.raised import lines
 from toc.model.topic import Slot
 from toc.worker.entry import Crowd, Entry
 from toc.worker.run import handler_calls
@@ -49,6 +52,8 @@ class HandlerThreads:
         """Sleeping threads, without those that are about to be woken."""
         self._wake_ups: SimpleQueue[None] = SimpleQueue()
         """Each item wakes one idle thread. A Condition would need twice as many switches between threads."""
+        self._runs: dict[int, Sequence[Entry]] = {}
+        """By thread, what it runs, or has run last."""
         self._closed = False
         # One spare thread for each topic that may find all of them busy. None beside a single thread: its
         # handlers must not run at the same time.
@@ -107,6 +112,13 @@ class HandlerThreads:
             return crowd
         ran = max(longest.peak_before, longest.peak)
         return Cause.THREADS, f"{ran} of {self._size} ran {longest.topic}, {longest.seconds:.2g} s each"
+
+    def stack_of(self, entry: Entry) -> str:
+        """Return the lines of code in which the handler of this entry is. Empty if no thread runs it."""
+        for ident, frame in sys._current_frames().items():
+            if entry in self._runs.get(ident, ()):
+                return lines([*walk_stack(frame)][::-1])
+        return ""
 
     def put(self, entries: Sequence[Entry]) -> None:
         """Put entries into their lines."""
@@ -196,7 +208,7 @@ class HandlerThreads:
 
     def _work(self) -> None:
         batch: list[Entry] = []
-        took = 0.0
+        took, ident = 0.0, threading.get_ident()
         while batch := self._take(batch, took):
             started = now = self._clock.monotonic()
             whole, bodies = batch, NO_BODIES
@@ -206,7 +218,7 @@ class HandlerThreads:
                     whole, bodies = self._calls.bodies.fetch(batch)
                     now = self._clock.monotonic()
                     break
-            due = self._calls.last_look(whole, now)
+            due = self._runs[ident] = self._calls.last_look(whole, now)
             if due and due[0].handler.batch is not None:
                 self._run_batch(due, bodies)
             elif due:

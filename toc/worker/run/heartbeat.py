@@ -73,10 +73,10 @@ class Heartbeat:
         if entry.handler.is_async and overtime < CLEAN_UP_SECONDS:
             self.dispatcher.event_loop.cancel(entry)
             return
-        log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name)
+        error = overran(entry.topic.max_runtime, self.dispatcher.handler_threads.stack_of(entry))
+        log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name, stack=error.stack)
         self.tools.recycle("a handler ran longer than max_runtime")
         if self.tools.inflight.settle(entry):
-            error = overran(entry.topic.max_runtime)
             if entry.handler.overran is not None:
-                entry.handler.overran(entry.job_id, error.text)
+                entry.handler.overran(entry.job_id, error.text, error.stack)
             self.finisher.ended(entry, error)
