@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from toc.maintenance.sweep import COMPLAIN_SECONDS, Mine
+from toc.maintenance.sweep import Mine
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
 from toc.model.due import FAR, NEAR, OTHERS, Counted, Part, listed, sums, write
@@ -78,7 +78,7 @@ class DueWalk:
         self._told: dict[tuple[Part, int], Counter[tuple[str, str]]] = {}
         """What the metric tells of a part of each table, by topic and time."""
         self._sums = Counter[tuple[str, str]]()
-        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(clock)
 
     def run_once(self) -> float:
         """Count a page of some tables. Returns the seconds until the next step."""

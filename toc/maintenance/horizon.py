@@ -14,7 +14,6 @@ from math import inf
 from toc.index.messages import Peek
 from toc.index.preflight import facts_of
 from toc.index.queues import Queues
-from toc.maintenance.sweep import COMPLAIN_SECONDS
 from toc.model.clock import Clock, RateLimit
 from toc.model.due import FAR, NEAR, Counted
 from toc.model.errors import IndexUnavailable, TocError
@@ -49,7 +48,7 @@ class HorizonKeeper:
         self._every = LOOK_SECONDS
         self._spans: list[Span] = []
         self._counted = -inf
-        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(clock)
 
     def run_once(self) -> float:
         """Look, if nobody else does. Returns the seconds until the next time."""

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, product
 
-from toc.maintenance.sweep import COMPLAIN_SECONDS, Mine
+from toc.maintenance.sweep import Mine
 from toc.model.bulk import KEPT_MS
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
@@ -89,7 +89,7 @@ class Retention:
         self._records += [(number, partial(requests, number, KEEP_REQUESTS_MS)) for number in databases]
         self._steps: deque[Callable[[], None]] = deque()
         self._cycle_at = self._forget_at = self._records_at = float("-inf")
-        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(clock)
 
     def run_once(self) -> float:
         """One step. Returns the seconds until the next."""

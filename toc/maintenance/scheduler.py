@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from toc.failpoint import failpoint
-from toc.maintenance.sweep import COMPLAIN_SECONDS, Mine, Sweep
+from toc.maintenance.sweep import Mine, Sweep
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, RateLimit
 from toc.model.errors import InvalidSchedule, SchemaBehind, StoreUnavailable
@@ -67,7 +67,7 @@ class Scheduler:
         """When the tables are asked next (monotonic)."""
         self._agenda: dict[int, int] = {}
         """When each table must be read (ms); none if it holds no schedule."""
-        self._complains = RateLimit(sweep.clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(sweep.clock)
 
     def run_once(self) -> float:
         """Move on the schedules that need it, or ask some tables. Returns the seconds until the next call."""

@@ -34,7 +34,6 @@ log = get_logger(__name__)
 MAX_AHEAD_MS = 30_000
 """Tasks due within this time are indexed even beyond their topic's horizon: the next look at them may come so
 much later."""
-COMPLAIN_SECONDS = 60.0
 """How often the same trouble is logged."""
 
 
@@ -70,7 +69,7 @@ class Sweep:
         self.indexed = queues.present
         """Whether there is an index to complete. If not, only what is over by its row is to be ended."""
         self._catalog = catalog
-        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(clock)
 
     def horizon_ms(self) -> int:
         """How far ahead (ms) any topic keeps tasks in Redis."""

@@ -28,7 +28,7 @@ from math import ceil, inf
 from typing import NamedTuple
 
 from toc.failpoint import failpoint
-from toc.maintenance.sweep import COMPLAIN_SECONDS, MAX_AHEAD_MS, Mine, Sweep, SweepCounts
+from toc.maintenance.sweep import MAX_AHEAD_MS, Mine, Sweep, SweepCounts
 from toc.model.clock import RateLimit
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
@@ -315,7 +315,7 @@ class Sweeper:
         self._refill_wanted = self._refill_began = self._refilled = -inf
         """When a loss was seen, when the last refill began, and the last complete one (monotonic)."""
         self._failing_since: float | None = None
-        self._complains = RateLimit(self._clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(self._clock)
 
     def refill(self) -> None:
         """Restore everything, soonest first: the index has lost data. Any thread may call it."""
@@ -341,7 +341,7 @@ class Sweeper:
         due = next((each for each in self._rounds() if each.at <= now), None)
         if due is not None and (error := self._step(due, now)) is not None:
             return self._failed(now, error)
-        if self._failing_since is not None:
+        if due is not None and self._failing_since is not None:
             log.info("sweep_resumed", seconds=round(now - self._failing_since, 1))
             self._failing_since = None
         until = min(each.at for each in self._rounds())
@@ -351,7 +351,7 @@ class Sweeper:
         SWEEP_FAILURES.of().add()
         if self._failing_since is None:
             self._failing_since = now
-            self._complains = RateLimit(self._clock, COMPLAIN_SECONDS)
+            self._complains = RateLimit(self._clock)
         if self._complains():
             log.warning("sweep_failed", error=str(error))
         return RETRY_SECONDS

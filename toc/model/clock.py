@@ -49,7 +49,7 @@ class Clock:
 class RateLimit:
     """Says yes once per ``seconds``, for each key: for events that would be logged over and over."""
 
-    def __init__(self, clock: Clock, seconds: float) -> None:
+    def __init__(self, clock: Clock, seconds: float = 60.0) -> None:
         self._clock = clock
         self._seconds = seconds
         self._said: dict[object, float] = {}

@@ -40,7 +40,6 @@ AGAIN_SECONDS = 1.0
 """Pause after a failure of the thread that keeps the slots."""
 LATE_SECONDS = 10.0
 """How long after the shutdown deadline ``stop`` waits."""
-COMPLAIN_SECONDS = 60.0
 OPEN_AGAIN_SECONDS = 2.0
 """Pause after a start for which a server was away: what is due waits as long once it is back."""
 MAX_THREADS = 1024
@@ -91,7 +90,7 @@ class _Keeper(Keeper[_Life]):
         self._threads, self._ready, self._stopping = threads or self.settings.threads, ready, stopping
         host = f"{self.settings.host}-embedded"
         self._minutes = Minutes(center.store.minutes, host, own_board().read, Clock())
-        self._complains = RateLimit(Clock(), COMPLAIN_SECONDS)
+        self._complains = RateLimit(Clock())
 
     def run(self) -> None:
         """Work until ``stopping`` is set."""
@@ -177,6 +176,7 @@ class EmbeddedWorker:
         self._pid = 0
         self._stopping = threading.Event()
         self._keeper: _Keeper | None = None
+        self._complains = RateLimit(Clock())
         self.ready = threading.Event()
         """Set once it has been given slots, or there are none to give."""
 
@@ -227,7 +227,8 @@ class EmbeddedWorker:
                 center.close()
             if first and (isinstance(exc, (Denied, Refused)) or not isinstance(exc, Unavailable)):
                 raise
-            log.warning("worker_not_started", error=str(exc))
+            if first or self._complains():
+                log.warning("worker_not_started", error=str(exc))
             return None
         guards.end_copies()
         embedded(keeper.died)

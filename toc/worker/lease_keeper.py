@@ -33,7 +33,6 @@ LEASE_AFTER_SECONDS = 0.75
 """How long after it was taken an entry gets a lease. Most tries have ended by then and cost nothing."""
 AGAIN_SECONDS = 1.0
 """Pause before an entry that got no lease asks again: the current holder may be about to give it up."""
-COMPLAIN_SECONDS = 60.0
 
 
 class LeaseKeeper:
@@ -42,7 +41,7 @@ class LeaseKeeper:
     def __init__(self, tools: Tools, finisher: Finisher) -> None:
         self._tools = tools
         self._finisher = finisher
-        self._complains = RateLimit(tools.clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(tools.clock)
         servers = range(len(tools.store.tables_of_server()))
         self._asked: list[dict[Entry, None]] = [{} for _ in servers]
         """By server, the entries for which leases were requested, until they are no longer held and

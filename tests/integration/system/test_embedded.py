@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from fault.kit.proxy import Proxy, through
 from harness.patience import PATIENCE, until
 from harness.rows import known
@@ -191,6 +194,10 @@ def test_a_handler_that_would_wait_for_itself_is_told_so(shop: Shop) -> None:
         assert ["outside of them" in text for text in told] == [True, True]
 
 
+def _told(logs: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    return Counter(one["event"] + one["source"] * (one["event"] == "topics_not_read") for one in logs)
+
+
 def test_it_starts_while_the_database_is_away_and_works_once_that_is_back(
     shop: Shop, mariadb: MariaDB, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +213,14 @@ def test_it_starts_while_the_database_is_away_and_works_once_that_is_back(
                 assert not worker.ready.wait(0.3)
                 proxy.accept()
                 shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.01))
+                with structlog.testing.capture_logs() as logs:
+                    proxy.refuse()
+                    both = {"rows_not_taken", "sweep_failed"}
+                    assert until(lambda: both <= set(_told(logs)), PATIENCE)
+                    time.sleep(5)  # what is asked each second or two is asked again
+                    proxy.accept()
+                    assert until(lambda: "sweep_resumed" in _told(logs), PATIENCE)
+                assert max(_told(logs).values()) == 1, logs
             proxy.refuse()
             with worker:
                 assert not worker.ready.is_set()  # it ends without having begun anew

@@ -25,7 +25,6 @@ R = TypeVar("R")
 REPEATS = 5
 """How often a change is repeated if another process changed the row first."""
 
-COMPLAIN_SECONDS = 60.0
 """How often a row that is not understood is named in the log: the tables are read every other second."""
 
 BY_HAND_SECONDS = 60
@@ -88,7 +87,7 @@ class NamedTable(RecordTable, ABC, Generic[R]):
     def __init__(self, shards: Shards, clock: Clock) -> None:
         super().__init__(shards, clock)
         (self._name,) = self._table.primary_key
-        self._complains = RateLimit(clock, COMPLAIN_SECONDS)
+        self._complains = RateLimit(clock)
 
     @abstractmethod
     def _parse(self, row: Mapping[str, Any]) -> R:

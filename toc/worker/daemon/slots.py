@@ -22,7 +22,7 @@ from toc.coordination.presence import LocalNames
 from toc.coordination.rows import Members, RowsCoordinator
 from toc.loop import Loop
 from toc.model.catalog import REFRESH_SECONDS
-from toc.model.clock import Clock
+from toc.model.clock import Clock, RateLimit
 from toc.model.errors import TocError
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
@@ -57,6 +57,7 @@ class _Topics:
         self._pause = LOOK_SECONDS if center.settings.redis_url is not None else LOOK_BY_ROWS_SECONDS
         self._seen: object = None
         self._read_at = float("-inf")
+        self._complains = RateLimit(center.clock)
         self.loop = Loop("catalog", self._look)
 
     def assigned(self) -> tuple[dict[str, int], dict[str, str]]:
@@ -79,7 +80,8 @@ class _Topics:
                 if self.switched or self.assigned() != before:
                     self._on_change()
         except TocError as exc:
-            log.warning("topics_not_read", error=str(exc))
+            if self._complains():
+                log.warning("topics_not_read", error=str(exc))
             return REFRESH_SECONDS
         return self._pause
 

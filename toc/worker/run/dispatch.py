@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from toc.model.catalog import REFRESH_SECONDS
+from toc.model.clock import RateLimit
 from toc.model.errors import TocError
 from toc.model.handler import Handler
 from toc.model.topic import Delivery, Slot
@@ -64,6 +65,7 @@ class Dispatcher:
         self._own = dict(self.tools.handlers)
         """Those of the application."""
         self._topics = self.tools.catalog.known()
+        self._complains = RateLimit(self.tools.clock)
         calls = HandlerCalls(self.tools, self.finisher, self.bodies, self._wanted, self.crowd)
         self._crowds: dict[str, tuple[float, Crowd]] = {}
         """By topic, what kept its tasks, and until when that is not asked again (monotonic)."""
@@ -88,7 +90,8 @@ class Dispatcher:
         try:
             topics = self.tools.catalog.refresh()
         except TocError as exc:
-            log.warning("topics_not_read", error=str(exc))
+            if self._complains():
+                log.warning("topics_not_read", error=str(exc))
             return REFRESH_SECONDS
         if halted := {slot for topic in topics.values() if topic.paused for slot in topic.slots()}:
             self.finisher.give_back(self.withdraw(halted))  # what has not started, uncharged

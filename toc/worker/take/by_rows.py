@@ -25,6 +25,7 @@ from functools import partial
 from itertools import chain, islice
 
 from toc.loop import Loop
+from toc.model.clock import RateLimit
 from toc.model.lateness import Cause
 from toc.model.topic import Slot, Topic
 from toc.observe.log import get_logger
@@ -152,6 +153,7 @@ class RowTaker:
         self._lock = threading.Lock()
         """Held to change them."""
         self._resume = ResumeRate(self.tools.clock)
+        self._complains = RateLimit(self.tools.clock)
         self._plans = [_Plan(server) for server in range(len(self._tables_of_server))]
         self.loops = [
             Loop(f"rows-{number}", partial(self.run_once, number), wake)
@@ -266,7 +268,8 @@ class RowTaker:
         plan.failed_until, error = now + RETRY_SECONDS, str(next(iter(errors.values())))
         until = at + round(RETRY_SECONDS * 1000)
         self.tools.late.note(Cause.DATABASE, plan.server, at - round((now - began) * 1000), until, error)
-        log.warning("rows_not_taken", error=error)
+        if self._complains(plan.server):
+            log.warning("rows_not_taken", error=error)
 
     # --- take
 
