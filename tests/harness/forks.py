@@ -144,16 +144,10 @@ def forkable(env: Mapping[str, str]) -> bool:
 
 
 def start(
-    words: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    module: str | None = None,
-    directory: Path | str | None = None,
-    session: bool = False,
-    seconds: int = 0,
-    streams: Mapping[str, str],
+    words: Sequence[str], *, env: Mapping[str, str], module: str | None = None,
+    directory: Path | str | None = None, session: bool = False, seconds: int = 0, streams: Mapping[str, str],
     whole: bool = False,
-) -> Forked:
+) -> Forked:  # fmt: skip
     """Start ``toc WORDS``, or ``python -m MODULE WORDS``. ``streams``: files, of which those of output are
     appended to, or FULL, CLOSED, GONE; /dev/null else.
 
@@ -191,15 +185,9 @@ def start_daemon(
 
 
 def run(
-    words: Sequence[str],
-    *,
-    env: Mapping[str, str],
-    module: str | None = None,
-    directory: Path | str | None = None,
-    given: str = "",
-    timeout: float = 240,
-    encoding: str = "utf-8",
-) -> subprocess.CompletedProcess[str]:
+    words: Sequence[str], *, env: Mapping[str, str], module: str | None = None,
+    directory: Path | str | None = None, given: str = "", timeout: float = 240, encoding: str = "utf-8",
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run ``toc WORDS``, or ``python -m MODULE WORDS``, to its end; ``given`` is what it reads.
 
     ``encoding``: latin-1 where bytes are meant. Raises subprocess.TimeoutExpired.

@@ -56,18 +56,9 @@ class Story:
         return self
 
     def run(
-        self,
-        start: float,
-        end: float | None = None,
-        out: str = "ok",
-        *,
-        pid: int = 1,
-        attempt: int = 1,
-        version: int = 0,
-        job: int = 1,
-        until: float | None = None,
-        acked: float | None = None,
-    ) -> Self:
+        self, start: float, end: float | None = None, out: str = "ok", *, pid: int = 1, attempt: int = 1,
+        version: int = 0, job: int = 1, until: float | None = None, acked: float | None = None,
+    ) -> Self:  # fmt: skip
         lease = {} if until is None else {"until": DUE + int(until * S)}
         self.line("start", start, pid, job=job, v=version, biz=job, **{"try": attempt}, **lease)
         if end is not None:
@@ -82,16 +73,9 @@ class Story:
         return self.line("fault_end", end, 100, id=self._number)
 
     def row(
-        self,
-        status: TaskStatus = TaskStatus.PROCESSED,
-        ended: float = 0.5,
-        *,
-        job: int = 1,
-        attempts: int = 0,
-        version: int = 0,
-        crashes: int = 0,
-        due: float = 0.0,
-    ) -> Self:
+        self, status: TaskStatus = TaskStatus.PROCESSED, ended: float = 0.5, *, job: int = 1,
+        attempts: int = 0, version: int = 0, crashes: int = 0, due: float = 0.0,
+    ) -> Self:  # fmt: skip
         action, after = ((DUE + int(at * S)) // 1_000_000 for at in (due, ended))
         self._rows[job] = Row(job, job, 7, int(status), action, after, version, attempts, crashes, 5, 4)
         return self

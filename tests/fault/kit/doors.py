@@ -71,15 +71,9 @@ class Clients:
         return None if reply.status in (429, 503) else reply
 
     def insist(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-        turn: int = 0,
-        seconds: float = 60.0,
-    ) -> Reply:
+        self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] | None = None,
+        turn: int = 0, seconds: float = 60.0,
+    ) -> Reply:  # fmt: skip
         """Repeat one call, at one gateway after the other, until it is answered."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

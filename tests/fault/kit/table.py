@@ -67,16 +67,9 @@ class Line:
         self.proof = f"{self.proof}; {proof}" if self.proof else proof
 
     def judge(
-        self,
-        system: System,
-        *,
-        within: float,
-        at_most: int = 0,
-        wait: float = 60.0,
-        retries_within: float = 15.0,
-        but: str = "",
-        **limits: float | None,
-    ) -> Verdict:
+        self, system: System, *, within: float, at_most: int = 0, wait: float = 60.0,
+        retries_within: float = 15.0, but: str = "", **limits: float | None,
+    ) -> Verdict:  # fmt: skip
         """Wait for the end of every task that is due, ask the checker, and assert what was promised.
 
         ``within``: seconds in which everything due was handled once the fault had gone, in a run that
