@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -149,6 +150,18 @@ def test_a_server_of_another_ca_is_refused(servers: Servers, stranger: Path, nam
         return  # it has no such option: the name is always looked at
     url = getattr(servers, name).url.replace(str(Tls.shared().ca), str(stranger))
     assert "certificate" in refusal(name, f"{url}&{rest}" if rest else url).lower()
+
+
+def test_a_ca_that_was_renewed_is_read_anew(servers: Servers, stranger: Path, tmp_path: Path) -> None:
+    """Of Redis and ZooKeeper each connection reads it."""
+    renewed = Path(shutil.copy(stranger, tmp_path))
+    url = servers.mariadb.url.replace(str(Tls.shared().ca), str(renewed))
+    with closing(Store([url], databases=1, tables=4, clock=Clock())) as store:
+        with pytest.raises(StoreUnavailable, match="certificate"):
+            store.topics.list()
+        renewed.write_bytes(Tls.shared().ca.read_bytes())
+        with pytest.raises(TocError, match="toc db upgrade"):  # it lets us in, where there is no schema
+            store.topics.list()
 
 
 @pytest.mark.parametrize(

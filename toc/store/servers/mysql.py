@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -107,13 +107,24 @@ def connector(
         session.insert(1, f"USE {database}")  # init_connect may have left it
     tls = {name: value for name, value in options.items() if name.startswith("ssl_")}
     disabled, required = tls.pop("ssl_disabled", False), any(tls.values())
+
+    def read_context() -> ssl.SSLContext:
+        """Return its TLS settings. Files that have changed, as renewed certificates do, are read anew."""
+        return _context(*(Path(tls[name]).stat().st_mtime_ns for name in tls if name in _QUERY_FILES), **tls)
+
     try:
-        context = _context(**tls)
+        read_context()
     except OSError as exc:
         where = f"{server_name(url)}: a certificate or key in the query of its URL"
         raise ConfigError(f"{where} cannot be read: {exc}") from exc
 
     def log_in() -> tuple[pymysql.connections.Connection[Any], socket.socket]:
+        try:
+            context = read_context()
+            sock = _opened(url, options, connect_timeout, keepalive)
+        except OSError as exc:
+            what = f"Can't connect to MySQL server on {url.host!r} ({exc})"
+            raise OperationalError(CR.CR_CONN_HOST_ERROR, what) from exc
         driver: Any = pymysql.connections.Connection(
             host=url.host or "127.0.0.1",
             user=url.username,
@@ -133,11 +144,6 @@ def connector(
         inside = _Tls(context)
         if not disabled:  # also if it is not required: then it is used if the server offers it
             driver.ssl, driver.ctx = True, inside
-        try:
-            sock = _opened(url, options, connect_timeout, keepalive)
-        except OSError as exc:
-            what = f"Can't connect to MySQL server on {url.host!r} ({exc})"
-            raise OperationalError(CR.CR_CONN_HOST_ERROR, what) from exc
         with _parsed("greeting"):
             driver.connect(sock)
         return driver, inside.socket or sock
@@ -182,21 +188,18 @@ def _opened(url: URL, options: Mapping[str, Any], seconds: float, keepalive: flo
     return sock
 
 
-@cache
-def _context(
-    ssl_ca: str | None = None, ssl_cert: str | None = None, ssl_key: str | None = None,
-    ssl_key_password: str | None = None, ssl_verify_cert: bool = False, ssl_verify_identity: bool = False,
-) -> ssl.SSLContext:  # fmt: skip
-    """Return TLS settings. Each process makes them once: reading the system's certificates takes 20 ms, in
-    which no other thread runs. Raises OSError."""
+@lru_cache(8)
+def _context(*_times: int, **tls: Any) -> ssl.SSLContext:
+    """Return TLS settings; ``_times`` are when the files changed. Each process makes them once: reading the
+    system's certificates takes 20 ms, in which no other thread runs. Raises OSError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = ssl_verify_identity
-    if ssl_verify_cert or ssl_verify_identity:
-        context.load_verify_locations(ssl_ca) if ssl_ca else context.load_default_certs()
+    context.check_hostname = tls.get("ssl_verify_identity", False)
+    if context.check_hostname or tls.get("ssl_verify_cert"):
+        context.load_verify_locations(tls["ssl_ca"]) if "ssl_ca" in tls else context.load_default_certs()
     else:
         context.verify_mode = ssl.CERT_NONE
-    if ssl_cert:
-        context.load_cert_chain(ssl_cert, ssl_key, ssl_key_password)
+    if "ssl_cert" in tls:
+        context.load_cert_chain(tls["ssl_cert"], tls.get("ssl_key"), tls.get("ssl_key_password"))
     return context
 
 
