@@ -353,4 +353,5 @@ def _create(name: str, columns: str, index: tuple[str, str] | None, n: str = "")
         made = [f"CREATE TABLE IF NOT EXISTS {name} ({columns})"]
         return [*made, f"CREATE INDEX IF NOT EXISTS {called} ON {name} ({of})"] if index else made
     inner = f"{columns}, INDEX {called} ({of})" if index else columns
-    return [f"CREATE TABLE IF NOT EXISTS {name} ({inner}) ENGINE=InnoDB CHARSET=utf8mb4 COLLATE utf8mb4_bin"]
+    options = "ENGINE=InnoDB ROW_FORMAT=DYNAMIC CHARSET=utf8mb4 COLLATE utf8mb4_bin"
+    return [f"CREATE TABLE IF NOT EXISTS {name} ({inner}) {options}"]

@@ -336,7 +336,8 @@ RIGHT = {
     "waits": "SET GLOBAL innodb_lock_wait_timeout=0, GLOBAL lock_wait_timeout=0",
     "numbers and lists cut short": "SET GLOBAL group_concat_max_len=4, GLOBAL div_precision_increment=0, "
     "GLOBAL max_sort_length=64, GLOBAL innodb_strict_mode=0",
-    "another engine": "SET GLOBAL default_storage_engine='MyISAM'",
+    "another engine, short keys": "SET GLOBAL default_storage_engine='MyISAM', "
+    "GLOBAL innodb_default_row_format='compact'",
     "another database": in_each("USE information_schema"),
 }
 
