@@ -1,7 +1,7 @@
 """Logging: an event name and ids, never a payload or a secret; always on stderr.
 
-The program at the top (the command line) calls ``configure`` once. An application that uses the SDK and
-configures structlog itself, before or after it imports toc, keeps its own configuration.
+The program at the top (the command line) calls ``configure`` once. An application that configures structlog
+itself, before or after it imports toc, keeps its own configuration.
 
 A failing log must not stop tasks: its disk may be full, its reader gone, or the log a pipe that nobody reads
 any more. In toc's own processes no thread waits for a line to be written, whoever prints it; ``detach`` sets
@@ -49,13 +49,18 @@ def redact(text: str) -> str:
 def configure(
     level: str = "info",
     format: str = "auto",  # noqa: A002 - the name of the setting
+    *,
+    beside: bool = False,
 ) -> None:
-    """Set up structlog for this process.
+    """Set up structlog for this process. ``beside`` an application that has done so, for toc's lines alone.
 
     ``level`` is debug, info, warning or error. ``format`` is ``pretty``, ``json`` (one object per line), or
     ``auto``: pretty if stderr is a terminal.
     """
     processors, wrapper = _style(level, format)
+    if beside and structlog.is_configured():
+        _ours[:] = [(processors, wrapper)]
+        return
     structlog.configure(
         processors=processors,
         wrapper_class=wrapper,
@@ -65,6 +70,10 @@ def configure(
         logger_factory=lambda *_: _Lines(),
         cache_logger_on_first_use=False,
     )
+
+
+_ours: list[tuple[list[Processor], type[FilteringBoundLogger]]] = []
+"""How toc's lines are made where the application has configured structlog for its own."""
 
 
 class _Lines:
@@ -79,11 +88,8 @@ class _Lines:
     debug = info = warning = error = critical = msg
 
 
-def _style(
-    level: str,
-    format: str,  # noqa: A002 - the name of the setting
-) -> tuple[list[Processor], type[FilteringBoundLogger]]:
-    pretty = format == "pretty" or (format == "auto" and sys.stderr.isatty())
+def _style(level: str, form: str) -> tuple[list[Processor], type[FilteringBoundLogger]]:
+    pretty = form == "pretty" or (form == "auto" and sys.stderr.isatty())
     processors: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -156,9 +162,9 @@ class _Logger:
         return log
 
     def _bound(self) -> Any:
-        if structlog.is_configured():
+        if structlog.is_configured() and not _ours:
             return structlog.get_logger(source=self._name)
-        processors, wrapper = _style("info", "auto")
+        processors, wrapper = _ours[0] if _ours else _style("info", "auto")
         printer = _Lines()
         return structlog.wrap_logger(printer, processors=processors, wrapper_class=wrapper, source=self._name)
 
@@ -322,12 +328,8 @@ def _writer(stream: TextIO) -> LogWriter:
 
 
 def _through(writer: LogWriter, stream: TextIO, *, by_line: bool = True) -> TextIO:
-    return io.TextIOWrapper(
-        cast(Any, _Unhurried(writer, stream)),
-        encoding=stream.encoding,
-        errors=stream.errors,
-        line_buffering=by_line,
-    )
+    raw = cast(Any, _Unhurried(writer, stream))
+    return io.TextIOWrapper(raw, encoding=stream.encoding, errors=stream.errors, line_buffering=by_line)
 
 
 def _has_file(stream: object) -> TypeGuard[io.TextIOWrapper]:

@@ -44,7 +44,7 @@ def main() -> None:
     skip_breakpoints()
     try:
         center = apart(load_app(arguments.app))
-        configure(center.settings.log_level, center.settings.log_format)
+        configure(center.settings.log_level, center.settings.log_format, beside=True)
         center.catalog.learn(map(Topic.of, first["topics"]))
         center.handlers = traced(center.handlers, center.tracing)
         if arguments.tell:

@@ -110,6 +110,28 @@ async def dies_at_first(task):
 """
 
 
+CONFIGURED = """
+import structlog, sys
+factory = structlog.PrintLoggerFactory(sys.stderr)
+structlog.configure(processors=[structlog.processors.KeyValueRenderer()], logger_factory=factory)
+@center.handler("test.sync")
+def one(task):
+    structlog.get_logger().info("theirs")
+    if task.attempt == 1:
+        raise ValueError
+"""
+
+
+def test_an_application_keeps_its_own_structlog_and_toc_logs_as_its_settings_say(
+    system: System, run: Run
+) -> None:
+    """Its processors may leave out what no log may show."""
+    run(HEAD + CONFIGURED, TOC_LOG_FORMAT="json")
+    done(system)
+    system.wait(lambda: '"event": "try_failed"' in log_of(system), "the failure is told", 60)
+    assert log_of(system).count("\nevent='theirs'\n") == 2
+
+
 def test_no_try_sees_what_another_has_set_in_its_context(system: System, run: Run) -> None:
     for topic in TOPICS:
         system.center.store.topics.alter(topic, concurrency=2)  # then one that ends starts the next
