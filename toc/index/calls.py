@@ -358,6 +358,9 @@ class Attempt:
         self.after_pause: list[Call] = []
         self.unreachable: list[tuple[Call, RedisNode]] = []
         self.rediscover = False
+        self._replicas: set[RedisNode] = set()
+        """Nodes that refused as replicas do. After a switchover an address leads to another server, and the
+        old master keeps its connections."""
         self._waiting: dict[RedisNode, list[Call]] = {}
         """By node, the calls that have not been sent."""
         self._wires: dict[RedisNode, Wire] = {}
@@ -396,6 +399,8 @@ class Attempt:
             raise
         for node, wire in wires.items():
             node.give(wire)
+        for node in self._replicas:
+            node.close()  # the next call connects anew
 
     def _by_node(self, calls: list[Call]) -> dict[RedisNode, list[Call]]:
         waiting: dict[RedisNode, list[Call]] = {}
@@ -449,6 +454,8 @@ class Attempt:
         elif then is Then.FOLLOW_ASK:
             call.asking = self._nodes.redirected(error, node)
         self.rediscover |= then is Then.REDISCOVER
+        if code in ("READONLY", "MASTERDOWN"):
+            self._replicas.add(node)
         if then in (Then.PAUSE, Then.REDISCOVER):
             self.after_pause.append(call)
         elif then is not Then.GIVE_UP:

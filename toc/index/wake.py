@@ -198,9 +198,5 @@ def _due_ms(data: bytes) -> int:
 
 
 def _send(wire: Wire, command: str, channels: list[bytes]) -> None:
-    wire.send(
-        [
-            (command, *channels[start : start + _MAX_CHANNELS])
-            for start in range(0, len(channels), _MAX_CHANNELS)
-        ]
-    )
+    parts = [channels[start : start + _MAX_CHANNELS] for start in range(0, len(channels), _MAX_CHANNELS)]
+    wire.send([(command, *part) for part in parts])

@@ -64,7 +64,7 @@ _ERROR_TABLE: dict[str, tuple[Then, str]] = {
     "MASTERDOWN": (Then.REDISCOVER, "it has lost its master; wait for the failover"),
     "READONLY": (
         Then.REDISCOVER,
-        "it is a replica; wait for the failover, or point TOC_REDIS_URL at the master",
+        "it is a replica; await the failover, or name the master in TOC_REDIS_URL",
     ),
     "LOADING": (Then.PAUSE, "it is loading its data; wait"),
     "BUSY": (Then.PAUSE, "another program's script blocks it; see SLOWLOG, or use SCRIPT KILL"),

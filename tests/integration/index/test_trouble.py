@@ -96,6 +96,19 @@ def test_connections_that_the_server_closed_when_idle_are_hidden(queues: Queues,
     assert [job_id for job_id, _ in take(queues).entries] == [1]
 
 
+def test_after_a_switchover_nobody_goes_on_with_the_old_master(launch: Launch) -> None:
+    """Behind one address: it lives on, as a replica, and keeps its connections."""
+    old, new = launch(RedisServer, aof=False), launch(RedisServer, aof=False)
+    with Proxy(old.port) as address, closing(Queues(f"redis://127.0.0.1:{address.port}")) as queues:
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(queues.peek, [SLOTS] * 200))  # over many connections
+        address.target = new.port
+        old.call("REPLICAOF", "127.0.0.1", new.port)
+        assert queues.add({SLOT: [(1, 1.0)]}) == {SLOT: 1}
+        assert new.call("ZCARD", STORE) == 1
+        assert take(queues).entries == [(1, fence(16, 7))]
+
+
 @pytest.fixture
 def proxy(server: RedisServer) -> Iterator[Proxy]:
     proxy = Proxy(server.port)
