@@ -161,9 +161,10 @@ def load_settings(*, daemon: bool = False) -> Settings:
     from toc.config import Settings, misspelt
     from toc.observe import log
 
-    for name, meant in misspelt().items():
-        say(f"warning: {name} is not a setting; did you mean {meant}?")
     settings = Settings()
+    for name, meant in misspelt().items():
+        if meant != "TOC_DATABASE_URLS" or settings.database_urls:  # else the error tells
+            say(f"warning: {name} is not a setting; did you mean {meant}?")
     chatty = daemon or "log_level" in settings.model_fields_set
     log.configure(settings.log_level if chatty else "warning", settings.log_format)
     return settings

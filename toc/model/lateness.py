@@ -70,7 +70,7 @@ CAUSES: dict[Cause, About] = {  # where several hold at once, the first of them 
     Cause.HALTED: About("its process stood still", "look for a paused or starved machine"),
     Cause.REDIS: About("Redis did not answer", "toc doctor; look at that Redis node"),
     Cause.DATABASE: About("the database did not answer in time", "toc doctor; look at that database server"),
-    Cause.WORKER_KILLED: About("its worker died", "look at that host: out of memory, a deploy, a crash"),
+    Cause.WORKER_KILLED: About("its worker died or stopped", "its host: out of memory, a deploy, a crash?"),
     Cause.NO_OWNER: About("no worker served its slot", "toc slots --topic TOPIC; start or undrain workers"),
     Cause.RESUME_RATE: About("its resume's rate held it back", "if still: toc topic resume TOPIC --rate 0"),
     Cause.CONCURRENCY: About("the topic's concurrency was used up", "toc topic alter TOPIC --concurrency N"),

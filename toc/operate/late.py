@@ -112,7 +112,9 @@ def _so_far(
     elif topic.paused_at and topic.resumed_at > due:
         about = f"{clock_time(topic.paused_at)} to {clock_time(topic.resumed_at)} UTC"
         spans.append(Span(Cause.PAUSED, topic.paused_at, topic.resumed_at, about))
-    rest = _now(center, row, topic) if started is None else Span(Cause.UNKNOWN, 0, 0)
+    begun = row.last_error is not None and not row.attempts  # a try that was not charged
+    rest = Span(Cause.WORKER_KILLED if begun else Cause.UNKNOWN, 0, 0)
+    rest = _now(center, row, topic) if started is None else rest
     return Why(due, until, lateness.fill(due, until, spans, rest), started is None, row.attempts > 0)
 
 

@@ -227,7 +227,7 @@ class EmbeddedWorker:
                 center.close()
             if first and (isinstance(exc, (Denied, Refused)) or not isinstance(exc, Unavailable)):
                 raise
-            if first or self._complains():
+            if self._complains() or first:
                 log.warning("worker_not_started", error=str(exc))
             return None
         guards.end_copies()

@@ -207,12 +207,13 @@ def test_it_starts_while_the_database_is_away_and_works_once_that_is_back(
         urls = {"database_urls": [through(proxy, mariadb.url)]}
         with TimeoutCenter(shop.center.settings.model_copy(update=urls)) as center:
             center.handler("order.close")(shop.close)
-            with center.worker() as worker:
+            with structlog.testing.capture_logs() as starts, center.worker() as worker:
                 with pytest.raises(InvalidInput, match="has a worker already"):
                     center.worker().start()
                 assert not worker.ready.wait(0.3)
                 proxy.accept()
                 shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.01))
+                assert _told(starts)["worker_not_started"] == 1
                 with structlog.testing.capture_logs() as logs:
                     proxy.refuse()
                     both = {"rows_not_taken", "sweep_failed"}
