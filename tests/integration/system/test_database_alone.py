@@ -2,10 +2,12 @@
 
 import json
 import threading
+from contextlib import closing
 from typing import Any
 
 import pytest
 from harness import forks
+from harness.clocks import PushedClock
 from harness.gateway import Gateway
 from harness.hands import SLOT, TOPIC, WorkerAtRest, in_five_minutes, meanwhile, submit_due
 from harness.hooked import Hooked
@@ -77,6 +79,18 @@ def test_a_cancel_between_due_time_and_lease_counts(alone: System, monkeypatch: 
     finally:
         worker.close()
         center.close()
+
+
+def test_what_is_not_due_by_the_database_waits_on_a_host_whose_clock_is_ahead(alone: System) -> None:
+    alone.create_topics(slots=1)
+    far = alone.client.submit(TOPIC, biz_id=1, delay=1800)
+    due = submit_due(alone)
+    with TimeoutCenter(alone.settings, clock=PushedClock(3_600_000)) as center:
+        center.handler(TOPIC)(print)
+        center.catalog.refresh()
+        with closing(WorkerAtRest(center, "a:1", [SLOT])) as worker:
+            worker.worker.rows.run_once(0)
+            assert list(center.store.leases.living([far, due])) == [due]
 
 
 @pytest.mark.slow

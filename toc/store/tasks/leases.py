@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 
+from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.task import TaskStatus, TryRow
 from toc.model.verdict import next_attempts
 from toc.store.servers.server import DatabaseServer, Statement
@@ -99,6 +100,11 @@ class Leases:
         """Return the SQL condition that a row can be taken, for reads on any server: all are of one kind."""
         return self.unleased(self._shards.servers[0])
 
+    def due_within(self, milliseconds: int) -> str:
+        """Return the SQL condition that a row is due so soon by its server's clock, for reads on any
+        server."""
+        return f"next_time<={self._shards.servers[0].from_now(milliseconds)}"
+
     def held(self) -> str:
         """Return the SQL condition that a row has a lease that has not run out, for reads on any server."""
         return f"lease_owner IS NOT NULL AND lease_until>{self._shards.servers[0].from_now(0)}"
@@ -124,9 +130,9 @@ class Leases:
         An expired lease is not taken over: first the try that ended with it is charged (``Batches.fail``).
         Nor is a row leased if the failure of the requesting try is already written: ``tries`` are the rows as
         the tries read them. Leases of ``renew`` are only renewed, never taken anew. No row gets one that is
-        not due by ``due_by`` (ms), as after a reschedule. Those ``waiting`` have not started: their rows
-        say of none since when it runs. Returns whether this worker now has each row's lease. May be repeated
-        after a lost answer.
+        not due by ``due_by`` (ms), as after a reschedule, or by its server's clock. Those ``waiting`` have
+        not started: their rows say of none since when it runs. Returns whether this worker now has each row's
+        lease. May be repeated after a lost answer.
         """
 
         kinds = {
@@ -140,7 +146,9 @@ class Leases:
         }
 
         def send(server: DatabaseServer, ids: sql.ByTable) -> set[int]:
-            due = "" if due_by is None else f" AND next_time<={server.instant(due_by)}"
+            due, soon = "", server.from_now(MAX_CLOCK_SKEW_MS)
+            if due_by is not None:  # this host's clock may be ahead
+                due = f" AND next_time<={server.instant(due_by)} AND next_time<={soon}"
             now, mine = server.from_now(0), f"lease_owner={self._me:d}"
             # lease_since before the others: MySQL assigns from left to right
             since = {

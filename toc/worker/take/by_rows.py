@@ -4,7 +4,8 @@ That is so in a cluster without an index, and in one with an index while the Red
 answered for a second. Once a second the slot's owner reads what comes due within the next moment, keeps it in
 mind and takes each task at its time: a lease is committed on the row, then its handler may start. No other
 worker runs a task with a lease, whether it reads the index, the rows, or neither. The lease is refused if the
-row has ended or is not due any more, so until then a cancel or reschedule is in time.
+row has ended or is not due any more, so until then a cancel or reschedule is in time; or if this host's clock
+is ahead of the database's, and the row not due by that.
 
 The owner does this, not the sweeper of the table: its app handles the topic, and where there is an index it
 holds what was prepared before the outage, so it knows what not to take.
@@ -242,7 +243,9 @@ class RowTaker:
         for table in starts:
             del plan.left[table]
         if topics:
-            where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {self.tools.store.leases.untaken()}"
+            leases = self.tools.store.leases
+            due = f"{leases.due_within(int(AHEAD * 1000 * plan.period))} AND {leases.untaken()}"
+            where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {due}"
             pages = self.tools.store.scans.page(starts, plan.until_ms, PAGE, where=where)
             if not pages and pages.unanswered:
                 self._failed(plan, pages.unanswered, began)
