@@ -30,6 +30,7 @@ from toc.model.topic import Slot, Topic
 from toc.observe.holdups import EVERYWHERE, LINES_A_SECOND
 from toc.worker.entry import Entry
 from toc.worker.late_starts import LateStarts
+from toc.worker.run.handler_calls import Line
 from toc.worker.slots import SlotBook
 
 # Why a task is late: shares, the sentence, the line of a row. Pure.
@@ -159,6 +160,14 @@ def test_a_crash_explains_the_time_from_the_start_that_it_ended() -> None:
 def test_what_started_within_a_second_is_not_late(seconds: float) -> None:
     assert explain(DUE, [LateStart(0, DUE, at(seconds), [])], [], at(2), at(60)) is None
     assert explain(DUE, [], [], at(2), at(60)) is None
+
+
+def test_evidence_has_the_time_that_a_call_took_and_no_average() -> None:
+    line = Line("order.close")
+    assert line.crowd(2, 2) == (Cause.CONCURRENCY, "2 at once")
+    line.note_run(0.1)
+    line.note_run(1.5, tasks=3)
+    assert line.crowd(2, 2) == (Cause.CONCURRENCY, "2 at once, the last took 1.5 s")
 
 
 # Which cause a worker finds for a late start, of its own times and of what it has noted.

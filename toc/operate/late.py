@@ -23,7 +23,7 @@ from toc.model.verdict import CRASHED
 from toc.operate.cluster import living_workers
 from toc.operate.operation import Doing, Param, Record, Value, operation
 from toc.operate.records import LateShown
-from toc.operate.running import LEASED_MS, where_of
+from toc.operate.running import LEASED_MS, running, where_of
 from toc.operate.tasks import TOPIC
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 RECENT_MS = 45_000
 """What made tasks of a topic late so short a while ago still does."""
-SEEN = 20
-"""How many episodes at the time of a task are read."""
+SEEN, RUNNING = 20, 1000
+"""How many episodes at the time of a task are read, and running tasks of its topic."""
 DEFAULT_MS = 3_600_000
 
 
@@ -144,6 +144,10 @@ def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:
             return Span(Cause.NO_OWNER, 0, 0, f"drained: {hosts}")
     if topic.resume_rate and row.next_time < topic.resumed_at:
         return Span(Cause.RESUME_RATE, 0, 0, f"{topic.resume_rate} tasks a second")
+    if topic.concurrency:
+        ran = Counter(one.owner for one in running(center, [topic], RUNNING) if one.since)
+        if max(ran.values(), default=0) >= topic.concurrency:
+            return Span(Cause.CONCURRENCY, 0, 0, f"{topic.concurrency} at once")
     return same or Span(Cause.BACKLOG, 0, 0)
 
 

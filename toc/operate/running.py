@@ -6,7 +6,7 @@ task that a worker has taken and not started yet counts too, without ``since``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,18 +56,23 @@ def tasks(doing: Doing, limit: int, topic: str | None = None) -> Record:
 
     toc: Example: toc running --topic order.close
     """
+    store = doing.center.store
+    topics = store.topics.list() if topic is None else [get_topic(store, topic)]
+    return {"tasks": [one.shown() for one in running(doing.center, topics, limit)]}
+
+
+def running(center: TimeoutCenter, topics: Iterable[Topic], limit: int) -> list[Running]:
+    """Return at most so many tasks of topics that run in workers."""
     from toc.store.tasks.scan import Position
 
-    center, store = doing.center, doing.center.store
-    topics = store.topics.list() if topic is None else [get_topic(store, topic)]
-    by_type = {one.biz_type: one for one in topics}
+    store, by_type = center.store, {one.biz_type: one for one in topics}
     starts = dict.fromkeys(store.tables, Position(0))
     where = f" AND {store.leases.held()}"
     pages = store.scans.page(starts, center.clock.now_ms() + 1, limit, where=where).whole()
     rows = [row for page in pages.values() for row in page if row.biz_type in by_type]
     found = sorted((by_type[row.biz_type].slot(row.slot_crc, row.slot_amount), row.job_id) for row in rows)
     there = _where(center, {job_id: slot for slot, job_id in found[:limit]})
-    return {"tasks": [there[job_id].shown() for _, job_id in found[:limit] if job_id in there]}
+    return [there[job_id] for _, job_id in found[:limit] if job_id in there]
 
 
 def where_of(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Running | None:

@@ -405,6 +405,7 @@ def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(
     assert waiting("?cause=backlog") == waiting("?topic=test.async") == []
 
     resume.perform(Doing(system.center, "ann@ops", resume.right), {**operate, "rate": 0})
+    system.center.store.topics.alter("test.sync", concurrency=1)
     system.start(processes=1)
     system.wait(lambda: not system.pending([int(made)]), "it has run", 10)
     assert waiting() == []
@@ -414,3 +415,9 @@ def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(
     assert told["seconds"] == pytest.approx(sum(one["seconds"] for one in told["shares"]))
     assert datetime.fromisoformat(told["started"]) > at + timedelta(seconds=1)
     assert by_command(system, made, monkeypatch) == told
+
+    enough = system.directory / "enough"
+    for _ in range(3):
+        gateway.submit(delay=0.1, attribute={"until": str(enough)})
+    system.wait(lambda: [one["cause"] for one in waiting()] == ["concurrency"], "what waits says why", 20)
+    enough.touch()

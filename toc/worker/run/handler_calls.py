@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from toc.model.clock import span
 from toc.model.errors import UnreadableTask
 from toc.model.lateness import LATE_MS, Cause
 from toc.model.raised import Raised, raised
@@ -50,15 +51,22 @@ class Line:
     running: int = 0
     """How many calls of its handler run."""
     seconds: float = FIRST_GUESS_SECONDS
-    """Moving average of the time that a run of the handler takes."""
+    """Moving average of the time that a task takes, from a guess on. Decides; is no evidence."""
+    last: float = 0.0
+    """How long the last call of its handler took (seconds). 0: none has ended."""
     peak: int = 0
     """How many ran at once at the most since ``peak_since`` (monotonic), and in the time before."""
     peak_before: int = 0
     peak_since: float = 0.0
 
-    def note_run(self, seconds: float) -> None:
-        """Add a run to the average."""
-        self.seconds += (max(seconds, 1e-5) - self.seconds) * 0.1
+    def note_run(self, seconds: float, tasks: int = 1) -> None:
+        """Add a call of the handler, with so many tasks, to the average."""
+        self.last = seconds
+        self.seconds += (max(seconds / tasks, 1e-5) - self.seconds) * 0.1
+
+    def took(self) -> str:
+        """Return how long the last call took, for evidence; nothing while none has ended."""
+        return f", the last took {span(self.last)}" if self.last else ""
 
     def most_running(self) -> int:
         """Return how many ran at once a moment ago at most."""
@@ -71,7 +79,7 @@ class Line:
         """What keeps its entries, of which so many ran at once: the topic's concurrency (0: none), or their
         number."""
         if concurrency and most >= concurrency:
-            return Cause.CONCURRENCY, f"{concurrency} at once, {self.seconds:.2g} s each"
+            return Cause.CONCURRENCY, f"{concurrency} at once{self.took()}"
         return Cause.BACKLOG, f"{len(self.waiting)} were taken and waited"
 
     def withdraw(self, slots: set[Slot] | None) -> list[Entry]:

@@ -205,7 +205,7 @@ class HandlerLoop:
         full = line.taken >= self._limit and line.seconds >= handler_calls.LONG_SECONDS
         if crowd[0] is Cause.CONCURRENCY or not full:
             return crowd
-        return Cause.THREADS, f"{line.taken} of {self._limit} coroutines, {line.seconds:.2g} s each"
+        return Cause.THREADS, f"{line.taken} of {self._limit} coroutines{line.took()}"
 
     def look(self) -> None:
         """Report a step of a coroutine that blocks the event loop: no other one runs meanwhile. One thread

@@ -111,7 +111,7 @@ class HandlerThreads:
         if crowd[0] is Cause.CONCURRENCY or has_room or longest.seconds < handler_calls.LONG_SECONDS:
             return crowd
         ran = max(longest.peak_before, longest.peak)
-        return Cause.THREADS, f"{ran} of {self._size} ran {longest.topic}, {longest.seconds:.2g} s each"
+        return Cause.THREADS, f"{ran} of {self._size} ran {longest.topic}{longest.took()}"
 
     def stack_of(self, entry: Entry) -> str:
         """Return the lines of code in which the handler of this entry is. Empty if no thread runs it."""
@@ -156,8 +156,8 @@ class HandlerThreads:
     def _take(self, batch: list[Entry], took: float) -> list[Entry]:
         """The next entry, or the next batch of a batch handler. Empty when closed.
 
-        ``batch`` is what the thread took before, if anything. ``took`` is how many seconds each
-        entry of it took, 0 if none could start.
+        ``batch`` is what the thread took before, if anything. ``took`` is how many seconds its call
+        took, 0 if none could start.
         """
         with self._lock:
             line = None
@@ -165,7 +165,7 @@ class HandlerThreads:
                 line = self._lines[batch[0].topic.name]
                 line.running -= 1
                 if took:
-                    line.note_run(took)
+                    line.note_run(took, len(batch))
                 self._free += 1
             following = self._next()
             if self._idle and line is not None and line.waiting and line.running < self._threads_for(line):
@@ -223,7 +223,7 @@ class HandlerThreads:
                 self._run_batch(due, bodies)
             elif due:
                 self._run_one(due[0], bodies)
-            took = (self._clock.monotonic() - started) / len(batch) if due else 0.0
+            took = self._clock.monotonic() - started if due else 0.0
 
     def _run_one(self, entry: Entry, bodies: TaskBodies) -> None:
         try:
