@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from toc.model.clock import span
+from toc.model.topic import EVERYTHING
 
 MOST = 200
 """Characters of a value in a table."""
@@ -119,7 +120,7 @@ class Column(NamedTuple):
         if value is None or value in ("", [], {}):
             return Cell("-")
         cell = shown(value, self.key)
-        return cell._replace(href=path(self.link, record)) if self.link else cell
+        return cell._replace(href=path(self.link, record)) if self.link and value != EVERYTHING else cell
 
 
 def title_of(key: str) -> str:

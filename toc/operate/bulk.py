@@ -32,7 +32,7 @@ MAX_RATE = 10_000
 PARTS_ON_PAGE = 20
 """How many parts of a job's tasks one page of them reads."""
 WHICH = (
-    Param("topic", Value.TOPIC, "The tasks' topic.", REQUIRED),
+    Param("topic", Value.TOPIC, "The tasks' topic. With a biz_id by default all topics."),
     BIZ_ID, TEXT,
     Param("due_after", Value.PAST, "Due, or dead, from this time on."),
     Param("due_before", Value.PAST, "Due, or dead, before this time."),
@@ -42,7 +42,7 @@ HOW = (
           most=MAX_RATE),
     replace(DRY_RUN, about="Make no job; tell how many tasks match."),
     Param("tasks", Value.WHOLE, "How many match, as the dry run told.", least=1),
-    Param("confirm", Value.TEXT, "The name of the topic once more.", most=128),
+    Param("confirm", Value.TEXT, "The name of the topic once more; of all topics, the biz_id.", most=255),
 )  # fmt: skip
 WHEN = (
     Param("delay", Value.SECONDS, "The new deadline, from the moment when a task is moved."),
@@ -66,25 +66,30 @@ _DONE = {
 def _makes(kind: BulkKind, about: str, *more: Param) -> Operation:
     """Declare an operation that makes a job. ``about`` is its docstring."""
 
-    def check(doing: Doing, *, dry_run: bool, topic: str, **values: Any) -> None:
+    def check(doing: Doing, *, dry_run: bool, topic: str | None = None, **values: Any) -> None:
+        biz_id, token = values.get("biz_id"), doing.token
+        if topic is None and (biz_id is None or not (token is None or token.everywhere)):
+            raise InvalidInput("say which topic; only those of a biz_id may be of all", "topic")
         if kind is BulkKind.RESCHEDULE:
             _check_deadline(doing, topic, values)
         if dry_run:
             return
-        if values.get("confirm") != topic:
-            raise InvalidInput("type the name of the topic here to confirm", "confirm")
+        if values.get("confirm") != str(topic or biz_id):
+            what = "the name of the topic" if topic else "the biz_id"
+            raise InvalidInput(f"type {what} here to confirm", "confirm")
         if values.get("tasks") is None:
             raise InvalidInput("give the number of tasks that the dry run told", "tasks")
 
     def make(
-        doing: Doing, *, topic: str, rate: float, dry_run: bool, tasks: int | None = None, **values: Any
-    ) -> Record:
+        doing: Doing, *, rate: float, dry_run: bool, topic: str | None = None, tasks: int | None = None,
+        **values: Any,
+    ) -> Record:  # fmt: skip
         values.pop("confirm", None)  # it was checked before
         when = {one.name: values.pop(one.name, None) for one in WHEN}
         wanted = selection(doing, kind.status, topic, **values)
         if dry_run:
             return {"would_change": doing.center.store.selections.count(wanted)}
-        name = _job_of(doing, kind, topic, wanted, values, when, rate, seen=tasks or 0)
+        name = _job_of(doing, kind, topic or EVERYTHING, wanted, values, when, rate, seen=tasks or 0)
         return _shown(doing, doing.center.store.bulk.get(name))
 
     make.__doc__, make.__name__ = about, str(kind)
@@ -148,13 +153,14 @@ def count_or_do(
     return {**counts, **work_off(doing.center, name, doing.progress)}
 
 
-def _check_deadline(doing: Doing, topic: str, values: Record) -> None:
+def _check_deadline(doing: Doing, topic: str | None, values: Record) -> None:
     """Refuse a deadline that no task of the topic could have."""
     from toc.sdk.submission import RowMaker
 
     center = doing.center
     maker = RowMaker(center.clock, center.settings.max_delay, center.settings.max_body)
-    due = maker.deadline(center.catalog.get(topic), values.get("delay"), values.get("action_time"))
+    of = None if topic is None else center.catalog.get(topic)
+    due = maker.deadline(of, values.get("delay"), values.get("action_time"))
     maker.expiry(values.get("expires_at"), due)
 
 

@@ -204,7 +204,10 @@ def free_leases(center: TimeoutCenter) -> None:
 def test_nothing_is_done_that_was_not_confirmed(system: System) -> None:
     center = system.center
     job_ids = submitted(center, 100)
+    all_ = {"topic": None, "tasks": 1, "confirm": TOPIC}
     for values, field in (
+        (all_, "topic"),
+        ({**all_, "biz_id": 1}, "confirm"),
         ({"tasks": 100}, "confirm"),
         ({"tasks": 100, "confirm": OTHER}, "confirm"),
         ({"confirm": TOPIC}, "tasks"),
@@ -212,7 +215,7 @@ def test_nothing_is_done_that_was_not_confirmed(system: System) -> None:
         ({"confirm": TOPIC, "tasks": 100, "due_after": datetime(2099, 1, 1, tzinfo=UTC)}, None),
     ):
         with pytest.raises(InvalidInput) as refused:
-            act(center, bulk.cancel_all, topic=TOPIC, **values)
+            act(center, bulk.cancel_all, **{"topic": TOPIC, **values})
         assert refused.value.field == field, values
     with pytest.raises(InvalidInput):
         act(center, bulk.reschedule_all, topic=TOPIC, tasks=100, confirm=TOPIC)  # no time
@@ -375,6 +378,8 @@ def test_nobody_has_so_many_jobs_that_those_of_others_wait_or_cannot_be_seen(sys
     made = [by_another(bulk.cancel_all, **all_)["name"] for _ in range(MOST_RUNNING)]
     with pytest.raises(Busy, match="stop it"):
         by_another(bulk.cancel_all, **all_)
+    with pytest.raises(InvalidInput, match="say which topic"):
+        by_another(bulk.cancel_all, **cancel, biz_id=1)
     by_another(bulk.stop, name=made[0])
     by_another(bulk.cancel_all, **all_)
     with pytest.raises(Busy, match="stop it"):

@@ -12,13 +12,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from toc.console import shown
-from toc.console.pages.tasks import of_biz_id
 from toc.console.shown import Block, Column, Content, Facts, Field, Form, Lines, Note, Table, columns
 from toc.console.view import BY_NAME, Page, Redirect, View, fields_of, marked, page
 from toc.gateway.calls import HttpCall, forbidden
@@ -28,6 +27,7 @@ from toc.model.bulk import BulkKind
 from toc.model.clock import parse_duration
 from toc.model.documents import parse
 from toc.model.errors import InvalidInput, TocError
+from toc.model.topic import EVERYTHING
 
 _IN_PATH = re.compile(r"\{(\w+)\}")
 _TYPED = ("dry_run", "tasks", "confirm")
@@ -195,24 +195,9 @@ def offered(found: Page, view: View, content: Content) -> list[tuple[Act, dict[s
         there |= {name: there[of] for name, of in act.given.items()}
         asked = [one.name for one in act.fields(there, {})]
         values = {name: value for name, value in there.items() if name in asked}
-        if "biz_id" in asked and values.get("biz_id") and not topic:
-            # Those of one order are on several topics, and a call is about one.
-            offers += [
-                (replace(act, title=f"{act.title}: {one}"), {**values, "topic": one})
-                for one in _topics(act, content)
-                if view.may(act.http.access, one)
-            ]
-        elif view.may(act.http.access, topic):
+        if view.may(act.http.access, topic):
             offers.append((act, values))
     return offers
-
-
-def _topics(act: Act, content: Content) -> list[str]:
-    """Return the topics of the tasks on a page that an action may change, as they stand there."""
-    key, fit = act.when or ("", ())
-    tables = [one for one in content.blocks if isinstance(one, Table)]
-    tasks = [task for one in tables for task in one.records if not key or task[key] in fit]
-    return list(dict.fromkeys(task["topic"] for task in tasks))
 
 
 def generic(record: Mapping[str, Any]) -> list[Facts | Table]:
@@ -354,12 +339,14 @@ async def _preview(view: View, act: Act, form: Mapping[str, str], problem: Probl
     if count is None:
         blocks += generic(answer)
     else:
-        topic, these = form["topic"], {name: value for name, value in sent.items() if name in _FILTERS}
-        text = f"{shown.number(count).text} tasks of {topic} match. Look at them."
+        topic, these = form.get("topic"), {name: value for name, value in sent.items() if name in _FILTERS}
+        if act.when:
+            these[act.when[0]] = str(act.when[1][0])
+        text = f"{shown.number(count).text} tasks of {topic or 'all topics'} match. Look at them."
         blocks.append(Note(text=text, level="warn", href=shown.following(f"/console/{act.at}", these)))
         blocks += generic(act.read(sent)[1])
         fields.append(Field("tasks", "tasks", "hidden", str(count)))
-        hint = f"Type the name of the topic, {topic}."
+        hint = f"Type the name of the topic, {topic}." if topic else f"Type the biz_id, {form['biz_id']}."
         fields.append(Field("confirm", "To confirm", hint=hint, required=True))
     fields, notes = marked(fields, problem) if problem else (fields, [])
     if any(answer.values()):
@@ -421,10 +408,7 @@ async def job(view: View) -> Content:
         blocks.append(Note(text=one["error"], level="bad"))
     elif said := _SAID.get(one["state"]):
         blocks.append(Note(text=said))
-    chosen = one["selected"]
-    if "biz_id" in chosen:  # which may have tasks of other topics
-        chosen = chosen, of_biz_id(chosen["biz_id"])
-    blocks.append(Facts(columns=JOB, record={**one, "selected": chosen}))
+    blocks.append(Facts(columns=JOB, record=one))
     counts = [{"outcome": key, "means": _OUTCOMES[key][0], "tasks": n} for key, n in one["counts"].items()]
     blocks.append(Table("Outcomes", columns=COUNTS, records=counts, empty="None yet."))
     odd = [key for key in one["counts"] if _OUTCOMES[key][1] != "good"]
@@ -437,5 +421,6 @@ async def job(view: View) -> Content:
         about = f"{MOST_SHOWN} of them; toc bulk tasks {one['name']} shows all." if less else ""
         blocks.append(Table(shown.title_of(outcome), about, TASKS, tasks, more, "None here."))
     verb = one["kind"] if one["state"] != "done" else f"{one['kind']}, done"
-    asked = f"Asked to {verb}: {shown.number(one['tasks']).text} tasks of {one['topic']}"
+    topic = "all topics" if one["topic"] == EVERYTHING else one["topic"]
+    asked = f"Asked to {verb}: {shown.number(one['tasks']).text} tasks of {topic}"
     return Content(asked, blocks, view.now_ms)
