@@ -25,7 +25,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from toc.console.pages import PAGES
 from toc.console.pages.acts import offered
 from toc.console.sessions import COOKIE, Session, Sessions
-from toc.console.shown import Content, Note, following
+from toc.console.shown import Content, Note, following, number
 from toc.console.view import NOTHING_DONE, Page, Readings, Redirect, View
 from toc.gateway import problems
 from toc.gateway.app import CONSOLE, path_pattern, problem_for
@@ -107,7 +107,8 @@ class Console:
             loader=FileSystemLoader(STATIC.with_name("templates")), autoescape=True,
             undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, auto_reload=False,
         )  # fmt: skip
-        self._templates.globals.update(asset=lambda name: assets[name][0], root=CONSOLE, following=following)
+        self._templates.globals.update(asset=lambda name: assets[name][0], root=CONSOLE, following=following,
+                                       number=number, span=span)  # fmt: skip
 
     async def __call__(self, scope: Scope, exchange: Exchange) -> Answer:
         """Answer one request. Raises ClientGone."""
@@ -191,8 +192,7 @@ class Console:
         if path == LOGOUT and method == "POST":
             return _redirect(LOGIN, "")
         if path == LIVE and scope["method"] == "GET":
-            cookies = exchange.header(b"cookie")
-            return self._live(session, cookies, query.get("of", CONSOLE), query.get("read", ""))
+            return self._live(session, exchange.header(b"cookie"), query.get("of", CONSOLE))
         mine = _menu(session)
         if path == CONSOLE and mine and mine[0].path:  # it may not see the first page
             return _redirect(f"{CONSOLE}/{mine[0].path}")
@@ -230,33 +230,32 @@ class Console:
 
     # --- live
 
-    def _live(self, session: Session, cookies: str | None, of: str, read: str) -> Answer:
+    def _live(self, session: Session, cookies: str | None, of: str) -> Answer:
         parts = urlsplit(_within(of))
         found, values = self._find(parts.path, "GET", session)
+        if not found.live:
+            raise Problem(problems.NOT_FOUND, "this page is not brought up to date")
         query = _query(parts.query.encode())
         view = View(self._service, self._readings, session, parts.path, values, query, {}, FRESH_SECONDS)
         headers = {**_SAFE, "x-accel-buffering": "no"}
-        read_ms = int(read) if re.fullmatch("[0-9]{1,15}", read) else view.now_ms
-        events = self._events(found, view, cookies, read_ms)
+        events = self._events(found, view, cookies)
         return Answer(b"", media_type="text/event-stream", headers=headers, parts=events)
 
-    async def _events(
-        self, found: Page, view: View, cookies: str | None, read_ms: int
-    ) -> AsyncIterator[bytes]:
+    async def _events(self, found: Page, view: View, cookies: str | None) -> AsyncIterator[bytes]:
         """Bring an open page up to date until its login ends or the process does."""
         last, csrf, name = "", view.session.csrf(), view.session.token.name
         try:
             self._open.take(name)
-        except Busy:  # the page stays as it was read, and the browser asks again
+        except Busy:  # the page stays as it was read and says so, and the browser asks again
             return
         try:
             while True:
                 try:
-                    html = await self._fragment(found, view, read_ms, csrf)
+                    html = await self._fragment(found, view, csrf)
+                    yield _event(html) if html != last else b"event: same\ndata: .\n\n"
+                    last = html
                 except Busy:  # the next time, then
-                    html = last
-                yield _event(html) if html != last else b": still here\n\n"
-                last = html
+                    yield b": still here\n\n"
                 for _ in range(EVERY_SECONDS):
                     await asyncio.sleep(1)
                     if self._service.stopping:
@@ -270,9 +269,7 @@ class Console:
         finally:
             self._open.give(name)
 
-    async def _fragment(self, found: Page, view: View, read_ms: int, csrf: str) -> str:
-        if not found.live:
-            return self._render("age.html", age=span(max(1.0, (view.now_ms - read_ms) // 1000)))
+    async def _fragment(self, found: Page, view: View, csrf: str) -> str:
         try:
             content = await found.shows(view)
         except Exception as exc:
@@ -291,7 +288,7 @@ class Console:
         return await self._service.within("pages", draw, threads=1)
 
     def _render(self, template: str, **values: Any) -> str:
-        return self._templates.get_template(template).render(span=span, **values)
+        return self._templates.get_template(template).render(**values)
 
     def _html(
         self, template: str, session: Session | None, status: int, headers: Mapping[str, str], *,

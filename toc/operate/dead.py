@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MAX_ERROR = 200
 """Characters of an error that tell it from others."""
+PARTS = 3
+"""How many parts of an error, the longest, are tried to tell it from others."""
 NUMBERS = re.compile(r"[0-9#]+")
 CHOSEN = (
     Param("job_ids", Value.JOB_ID, "Which tasks.", least=1, most=tasks.MAX_ON_PAGE, many=True,
@@ -61,15 +63,18 @@ def groups(doing: Doing, limit: int, topic: str | None = None) -> Record:
     """Group the dead tasks by topic and error, of the latest deaths.
 
     The largest group comes first, each with one of its tasks, and in `contains` a text that is in all its
-    errors. `more`: there are earlier deaths than those `read`.
+    errors: one that no other group has, if there is one; `others`: how many deaths of other groups have it.
+    `more`: there are earlier deaths than those `read`.
 
     toc: Example: toc dead groups --topic order.close
     """
     read, more = doing.center.store.selections.deaths(tasks.selection(doing, "dead", topic), limit)
     grouped: dict[tuple[str, str], list[Death]] = {}
+    errors: dict[str, list[str]] = {}
     for row, name in tasks.topics_of(doing, read):
         error = (row.last_error or "").partition("\n")[0][:MAX_ERROR]
         grouped.setdefault((name, NUMBERS.sub("#", error)), []).append(row)
+        errors.setdefault(name, []).append(row.last_error or "")
     shown = [
         {
             "topic": name,
@@ -78,11 +83,18 @@ def groups(doing: Doing, limit: int, topic: str | None = None) -> Record:
             "first": instant(rows[-1].next_time),
             "last": instant(rows[0].next_time),
             "job_id": str(rows[-1].job_id),
-            "contains": max(error.split("#"), key=len) or None,
+            **_text_of(error, errors[name], len(rows)),
         }
         for (name, error), rows in sorted(grouped.items(), key=lambda one: -len(one[1]))
     ]
     return {"groups": shown, "read": len(read), "more": more}
+
+
+def _text_of(error: str, errors: Sequence[str], own: int) -> Record:
+    """Return the part of a group's error that the fewest of all errors have, and how many others have it."""
+    parts = sorted(error.split("#"), key=len)[-PARTS:]
+    matches, _, text = min((sum(part in one for one in errors), -len(part), part) for part in parts)
+    return {"contains": text, "others": matches - own}
 
 
 @operation("tasks.redrive", "POST /v1/dead:redrive", Right.REDRIVE, "Redrive dead tasks",

@@ -24,7 +24,7 @@ def test_a_stranger_learns_nothing(shared: Gateway) -> None:
     stranger = Browser(shared, None)
     assert [stranger.get(path).status for path in ("", "/tasks", "/nothing")] == [303, 303, 303]
     assert stranger.get("/topics").headers["location"] == "/console/login?next=%2Fconsole%2Ftopics"
-    assert stranger.get("/live?of=/console/topics").status == 401
+    assert stranger.get("/live?of=/console/running").status == 401
     assert stranger.post("/logout", csrf="x").status == 401
     page = stranger.get("/login")
     assert page.status == 200
@@ -42,14 +42,13 @@ def test_a_login_lasts_as_long_as_its_token(shared: Gateway) -> None:
     )
     assert secret not in answer.headers["set-cookie"]
     assert browser.get("/topics").status == 200
-    with browser.asked("GET", "/console/live?of=/console/topics") as stream:
+    with browser.asked("GET", "/console/live?of=/console/running") as stream:
         assert stream.getheader("Content-Type") == "text/event-stream"
-        assert (stream.getheader("X-Accel-Buffering"), stream.getheader("Cache-Control")) == (
-            "no",
-            "no-store",
-        )
+        told = stream.getheader("X-Accel-Buffering"), stream.getheader("Cache-Control")
+        assert told == ("no", "no-store")
         assert shared.call("DELETE", "/v1/tokens/short-lived").status == 200
-        assert b"event: end" in stream.read()  # it ends
+        assert b"Your login has ended" in (rest := stream.read())
+        assert b"event: end" in rest
     assert until(lambda: browser.get("/topics").status == 303, 10)
 
 
@@ -59,7 +58,7 @@ def test_open_pages_of_one_token_leave_places_for_those_of_others(shared: Gatewa
     with ExitStack() as stack:
 
         def follow(browser: Browser) -> bool:
-            stream = stack.enter_context(browser.asked("GET", "/console/live?of=/console/topics"))
+            stream = stack.enter_context(browser.asked("GET", "/console/live?of=/console/running"))
             return stream.read(1) != b""
 
         assert sum(follow(browsers[0]) for _ in range(MAX_LIVE)) == MAX_LIVE // 2
@@ -88,12 +87,13 @@ def test_who_logs_out_is_out(shared: Gateway) -> None:
 @pytest.mark.parametrize(
     "headers",
     [{"Sec_Fetch_Site": "cross-site"}, {"Sec_Fetch_Site": "same-site"}, {"Origin": "https://evil.example"},
-     {"Origin": "null"}],
+     *({"Origin": one} for one in ("null", "http://[", "http://", "", "//", "x"))],
 )  # fmt: skip
 def test_a_form_of_another_site_is_refused(shared: Gateway, headers: dict[str, str]) -> None:
     browser = Browser(shared)
     assert browser.post("/logout", None, **headers).status == 403
     assert browser.log_in(shared.tokens["all"], **headers).status == 403
+    assert "call_failed" not in shared.told()
 
 
 def test_a_form_needs_the_token_of_its_login(shared: Gateway) -> None:
@@ -105,14 +105,8 @@ def test_a_form_needs_the_token_of_its_login(shared: Gateway) -> None:
 
 def test_the_next_page_is_one_of_the_console(shared: Gateway) -> None:
     browser = Browser(shared, None)
-    for elsewhere in (
-        "https://evil.example",
-        "//evil.example",
-        "/consoles",
-        "/console\r\nx: y",
-        "/v1/tokens",
-    ):
-        assert browser.log_in(shared.tokens["all"], elsewhere).headers["location"] == "/console"
+    for path in ("https://evil.example", "//evil.example", "/consoles", "/console\r\nx: y", "/v1/tokens"):
+        assert browser.log_in(shared.tokens["all"], path).headers["location"] == "/console"
 
 
 def test_a_link_from_another_site_finds_the_login_again(shared: Gateway) -> None:
@@ -133,16 +127,14 @@ def test_every_page_has_a_policy_without_which_no_script_runs(shared: Gateway) -
     browser = Browser(shared)
     nonces = set()
     for page in (browser.get("/topics"), browser.get("/nothing"), browser.get("/login")):
-        policy = dict(
-            one.strip().partition(" ")[::2] for one in page.headers["content-security-policy"].split(";")
-        )
+        rules = page.headers["content-security-policy"].split(";")
+        policy = dict(one.strip().partition(" ")[::2] for one in rules)
         assert policy["default-src"] == policy["base-uri"] == policy["frame-ancestors"] == "'none'"
         found = re.fullmatch(r"'nonce-([\w-]{20,})'", policy["script-src"])
         assert found
         nonces.add(found[1])
-        assert all(
-            f'nonce="{found[1]}"' in tag for tag in re.findall(r"<(?:script|[^>]+ hx-)[^>]*>", page.html)
-        )
+        tags = re.findall(r"<(?:script|[^>]+ hx-)[^>]*>", page.html)
+        assert all(f'nonce="{found[1]}"' in tag for tag in tags)
         assert not re.search(r"<[^>]+\s(on\w+|style)=|<style|javascript:", page.html)
     assert len(nonces) == 3
 
@@ -251,18 +243,17 @@ def test_pages_are_compressed_each_with_a_secret_of_its_own_and_files_are_kept(s
 
 def test_dead_tasks_are_grouped_by_their_errors(shared: Gateway) -> None:
     shared.call("POST", "/v1/topics", {"name": "test.grouped", "biz_type": 978, "slot_amount": 1})
-    for n in range(3):
+    for n, who in enumerate(("order 1", "order 2", "order 3", "5")):
         job_id = shared.submit("test.grouped", biz_id=n).body["job_id"]
-        dead = f"status=4,last_error='order {n} is 4711 days old\nmore'"
+        dead = f"status=4,last_error='{who} is 4711 days old\nmore'"
         change(shared.system.center.store, job_id, dead)
     found = shared.call("GET", "/v1/dead:groups?topic=test.grouped", token="read").body
-    assert [(one["error"], one["tasks"], one["contains"]) for one in found["groups"]] == [
-        ("order # is # days old", 3, " days old")
-    ]
+    said = [(one["error"], one["tasks"], one["contains"], one["others"]) for one in found["groups"]]
+    assert said == [("order # is # days old", 3, "order ", 0), ("# is # days old", 1, " days old", 3)]
     page = Browser(shared, "read").get("/dead?topic=test.grouped")
     assert "order # is # days old" in page.text
-    (listed,) = [one for one in page.links() if "error=" in one]
-    assert listed == "/console/dead?topic=test.grouped&error=%20days%20old&newest=true"
+    listed, _ = [one for one in page.links() if "error=" in one]
+    assert listed == "/console/dead?topic=test.grouped&error=order%20&newest=true"
     assert Browser(shared, "read").get(listed.removeprefix("/console")).text.count("4711 days old") == 3
 
 

@@ -138,9 +138,7 @@ def test_a_topic_is_paused_altered_and_resumed(shared: Gateway) -> None:
     topic = known(store.topics.get(TOPIC))
     assert (topic.paused, topic.paused_by) == (True, "operate")
     assert "Paused by\noperate" in page.text
-    assert shared.call("POST", f"/v1/topics/{TOPIC}:pause", {}).body["paused_by"] == "operate", (
-        "who was first"
-    )
+    assert shared.call("POST", f"/v1/topics/{TOPIC}:pause", {}).body["paused_by"] == "operate"
     assert "/console/do/resume-topic" in offers(page)
 
     form = browser.get(f"/do/alter-topic?topic={TOPIC}")
@@ -310,13 +308,6 @@ def test_what_a_form_has_done_is_told_however_many_pages_wait(system: System) ->
             assert (status, b"toc_" in html) == (200, True)
 
     asyncio.run(steps())
-
-
-def test_an_origin_that_is_no_address_is_another_site(shared: Gateway) -> None:
-    stranger = Browser(shared, None)
-    for origin in ("http://[", "http://", "", f"http://[{shared.port}", "//", "x"):
-        assert stranger.post("/login", csrf="", Origin=origin).status == 403, origin
-    assert "call_failed" not in shared.told()
 
 
 SERVER = "db1.internal:3306"

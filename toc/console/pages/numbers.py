@@ -14,8 +14,6 @@ SECONDS = 10.0
 """Readings that are younger are good enough: they ask every server, and most are of whole minutes."""
 LATE = 1.0
 """Seconds from which on a start is late, as for those who say why."""
-MOST = 200
-"""Episodes that a page shows."""
 DUE = columns("topic, due: Overdue, hour, day, week, later")
 PENDING = ("overdue", "week", "later")
 HOUR = columns("topic, starts, processed, failed, dead, lateness_p50: Lateness p50, lateness_p99: p99")
@@ -25,7 +23,6 @@ CAUSES = columns(
     worst_job_id="/console/tasks/{worst_job_id}",
 )
 WAITING = tuple(one for one in CAUSES if one.key != "until")
-EPISODES = columns("since, until, cause, topic, tasks, worst_seconds: Worst, evidence, worker")
 STEPS = columns("at: From, due, waiting: Waiting at its end")
 
 
@@ -45,7 +42,7 @@ async def due(view: View, topic: str = "") -> list[Block]:
         return part.notes
     counts, total = part.value, part.value["total"]
     ages = [one["oldest"] for one in counts["ages"].values() if one["oldest"] is not None]
-    about = f"Counted by those who sweep the tables, up to {span(max(ages))} ago." if ages else ""
+    about = f"Counted up to {span(max(ages))} ago, and of then: some have started since." if ages else ""
     if counts["capacity"] is not None:
         about += f" All workers have started at most {shown.number(counts['capacity']).text} a minute."
     beyond = min((one["due"] for one in counts["beyond"]), default=0)
@@ -94,7 +91,6 @@ async def late(view: View) -> Content:
         blocks.append(Table("Not started yet", some, WAITING, waiting, empty="No task is late now."))
         more = "There are earlier ones, which are not counted." if part.value["more"] else ""
         blocks.append(Table("Why", more, CAUSES, part.value["causes"], empty="No task has started late."))
-        blocks.append(Table("When", "", EPISODES, part.value["episodes"][:MOST]))
     return Content("Late tasks", blocks, part.at)
 
 

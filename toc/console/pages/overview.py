@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toc.console.pages.numbers import due, lateness
-from toc.console.pages.records import SLOTS, added, by_host
+from toc.console.pages.records import SLOTS
 from toc.console.shown import Block, Content, Facts, Note, Table, columns, path
 from toc.console.view import CLUSTER_SECONDS, View, page
 from toc.model.access import Action
@@ -20,6 +20,7 @@ PLACES = {
     **dict.fromkeys(("workers", "slots"), "/console/workers"),
 }
 """Where a finding about something leads."""
+COUNTS = ("scheduled", "prepared", "dead")
 HELD = columns(
     "topic, paused, scheduled, prepared: Taken, dead, overdue, unowned: Slots without owner, "
     "unread: Slots not read",
@@ -41,22 +42,35 @@ FINDINGS = columns("level, part, place: Of, what: Finding, do: What to do")
 async def findings(view: View, *levels: str) -> tuple[list[Block], int | None]:
     """Return what the examination has found of these levels, and when."""
     part = await view.part("Health", "GET /v1/health", fresh=HEALTH_SECONDS)
-    if part.value is None:
+    if part.value is None or part.at is None:
         return part.notes, None
     found = [one for one in part.value["findings"] if one["level"] in levels]
     shown = [{**one, "place": (one["of"], _place(one))} for one in found]
-    return [*part.notes, Table("What is wrong", columns=FINDINGS, records=shown, empty="Nothing.")], part.at
+    about = f"Examined {view.ago(part.at)} ago; anew after {HEALTH_SECONDS:g} s."
+    return [*part.notes, Table("What is wrong", about, FINDINGS, shown, empty="Nothing.")], part.at
 
 
 def by_topic(slots: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return how many slots each topic has, and what they hold."""
-    return added(slots, "topic", lambda one: one["slot"].rpartition("_")[0])
+    """Add up what the slots of each topic hold. The counts of those that could not be read are missing, and
+    ``unread`` says so."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in slots:
+        topic = one["slot"].rpartition("_")[0]
+        held = found.setdefault(topic, {"topic": topic, **dict.fromkeys(("unowned", "unread", *COUNTS), 0)})
+        held["unowned"] += one["owner"] is None
+        if one["scheduled"] is None:
+            held["unread"] += 1
+            continue
+        for name in COUNTS:
+            held[name] += one[name]
+        held["overdue"] = max(held.get("overdue", 0), one["overdue"] or 0)
+    return list(found.values())
 
 
 @page("", Action.READ_CLUSTER, menu="Overview", live=True)
 async def overview(view: View) -> Content:
     """What is wrong, and what there is."""
-    (wrong, examined), coming, past, slots, policies = await asyncio.gather(
+    (wrong, _), coming, past, slots, policies = await asyncio.gather(
         findings(view, "wrong", "warn"),
         due(view),
         lateness(view),
@@ -69,9 +83,6 @@ async def overview(view: View) -> Content:
         held = [{**one, "paused": paused.get(one["topic"])} for one in by_topic(slots.value["slots"])]
         blocks.append(Table("Topics", columns=HELD, records=held, empty="No topics yet."))
     blocks += [*past, *coming]
-    if examined is not None:
-        about = f"The examination is {view.ago(examined)} old; it is made anew after {HEALTH_SECONDS:g} s."
-        blocks.append(Note(text=about))
     return Content("Overview", blocks, slots.at)
 
 
@@ -117,7 +128,6 @@ async def topic(view: View) -> Content:
             at = slots.at
             each = slots.value["slots"]
             blocks.append(Facts("Backlog", columns=HELD[1:], record=by_topic(each)[0]))
-            blocks.append(by_host(each))
             blocks.append(Table("Slots", columns=SLOTS, records=each))
     blocks += [*await lateness(view, name), *await due(view, name)]
     for right, title, where in (

@@ -1,24 +1,22 @@
 """What there is: workers and their slots, schedules with their next times, targets, tokens; and the audit."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections import Counter
 
-from toc.console.pages.tasks import carried
+from toc.console.pages.tasks import carried, now_running
 from toc.console.shown import Block, Content, Facts, Form, Table, columns
 from toc.console.view import CLUSTER_SECONDS, View, fields_of, page
 from toc.model.access import Action
 
 WORKERS = columns(
-    "worker, host, drained, weight, owned: Slots, assigned, tables, leader: Leads, "
-    "out_of_reach: Does not reach, version: Release, joined"
+    "worker, host, drained, owned: Slots, runs: Runs, assigned, tables, weight, leader: Leads, "
+    "out_of_reach: Does not reach, version: Release, joined",
+    runs="/console/running",
 )
 SLOTS = columns(
     "slot, state, owner, assigned: Assigned to, why, since, scheduled, prepared: Taken, dead, overdue"
 )
 INTENTS = columns("what, of, to, by, at: When")
-COUNTS = ("scheduled", "prepared", "dead")
-HOSTS = columns("worker, slots, scheduled, prepared: Taken")
 SCHEDULES = columns(
     "name: Schedule, topic, cron, zone, every, paused, next_time: Next, fired, skipped, missed",
     name="/console/schedules/{name}",
@@ -47,50 +45,27 @@ TOKENS = columns(
 ACTIONS = columns("at: When, by: Who, action, target: On, outcome, details, result")
 
 
-def added(slots: Iterable[Mapping[str, Any]], by: str, of: Callable[[Any], str]) -> list[dict[str, Any]]:
-    """Add up slots by what they have in common. The counts of those that could not be read are missing, and
-    ``unread`` says so."""
-    found: dict[str, dict[str, Any]] = {}
-    for one in slots:
-        held = found.setdefault(
-            of(one), {by: of(one), **dict.fromkeys(("slots", "unowned", "unread", *COUNTS), 0)}
-        )
-        held["slots"] += 1
-        held["unowned"] += one["owner"] is None
-        if one["scheduled"] is None:
-            held["unread"] += 1
-            continue
-        for name in COUNTS:
-            held[name] += one[name]
-        held["overdue"] = max(held.get("overdue", 0), one["overdue"] or 0)
-    return list(found.values())
-
-
-def by_host(slots: Iterable[Mapping[str, Any]]) -> Table:
-    """Return how many slots each worker owns, and what they hold."""
-    records = added(slots, "worker", lambda one: one["owner"] or "nobody")
-    return Table("Slots by worker", columns=HOSTS, records=records)
-
-
 @page("workers", Action.READ_CLUSTER, menu="Workers", live=True)
 async def workers(view: View) -> Content:
     """Workers, slots that move, intents."""
-    there, slots, asked = await asyncio.gather(
+    there, slots, asked, tries = await asyncio.gather(
         view.part("Workers", "GET /v1/workers", fresh=CLUSTER_SECONDS),
         view.part("Slots", "GET /v1/slots", fresh=CLUSTER_SECONDS),
         view.part("Drains, weights and pins", "GET /v1/intents", fresh=CLUSTER_SECONDS),
+        now_running(view),
     )
-    blocks: list[Block] = [*there.notes, *slots.notes, *asked.notes]
+    blocks: list[Block] = [*there.notes, *slots.notes, *asked.notes, *tries.notes]
     if there.value is not None:
         each = there.value["workers"]
-        blocks.append(Table("Workers", columns=WORKERS, records=each, empty="No worker is alive."))
+        if tries.value is not None:
+            runs = Counter(one["owner"] for one in tries.value["tasks"] if one["since"])
+            each = [{**one, "runs": runs[one["worker"]]} for one in each]
+        about = "A drained worker finishes what it runs: Runs counts what has run for a second."
+        blocks.append(Table("Workers", about, WORKERS, each, empty="No worker is alive."))
     if slots.value is not None:
         each = slots.value["slots"]
         moving = [one for one in each if one["owner"] is None or one["owner"] != one["assigned"]]
-        empty = "Every slot is where it belongs."
-        title = "Slots that have no owner or move"
-        blocks.append(Table(title, columns=SLOTS[:6], records=moving, empty=empty))
-        blocks.append(by_host(each))
+        blocks.append(Table("Slots that have no owner or move", columns=SLOTS[:6], records=moving))
     if asked.value is not None:
         blocks.append(Table("Drains, weights and pins", columns=INTENTS, records=asked.value["intents"]))
     return Content("Workers and slots", blocks, slots.at or there.at)
@@ -99,8 +74,8 @@ async def workers(view: View) -> Content:
 @page("schedules", Action.READ_SCHEDULES, menu="Schedules")
 async def schedules(view: View) -> Content:
     """Schedules by name."""
-    call, columns = "GET /v1/schedules", SCHEDULES
-    return await view.listed("Schedules", call, "schedules", columns, view.query, cursor="after")
+    call = "GET /v1/schedules"
+    return await view.listed("Schedules", call, "schedules", SCHEDULES, view.query, cursor="after")
 
 
 @page("schedules/{name}", Action.READ_SCHEDULES, search="GET /v1/schedules/{name}:preview")

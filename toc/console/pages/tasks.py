@@ -7,7 +7,7 @@ from typing import Any
 
 from toc.console import shown
 from toc.console.shown import Block, Content, Facts, Field, Form, Lines, Note, Table, columns
-from toc.console.view import CLUSTER_SECONDS, Redirect, View, fields_of, page
+from toc.console.view import CLUSTER_SECONDS, Part, Redirect, View, fields_of, page
 from toc.gateway.exchange import Answer
 from toc.gateway.problems import INVALID, Problem
 from toc.model.access import Action
@@ -59,16 +59,20 @@ async def tasks(view: View) -> Content | Redirect:
     return Content("Tasks", blocks, view.now_ms)
 
 
+async def now_running(view: View) -> Part:
+    """Return what runs now."""
+    return await view.part("Running tasks", "GET /v1/running", {"limit": "1000"}, fresh=CLUSTER_SECONDS)
+
+
 @page("running", Action.READ_CLUSTER, menu="Running", live=True)
 async def running(view: View) -> Content:
     """What runs now."""
-    part = await view.part("Running tasks", "GET /v1/running", {"limit": "1000"}, fresh=CLUSTER_SECONDS)
+    part = await now_running(view)
     blocks = list(part.notes)
     if part.value is not None:
         about = "Those without a time have been taken by their worker, and have not started yet."
         tasks = sorted(part.value["tasks"], key=lambda one: one["since"] is None)
-        table = Table("", about, RUNNING, tasks, empty="No task runs in a worker.")
-        blocks.append(table)
+        blocks.append(Table("", about, RUNNING, tasks, empty="No task runs in a worker."))
     return Content("Running now", blocks, part.at)
 
 
@@ -141,11 +145,10 @@ def _outcome(each: Mapping[str, Any]) -> str:
 # --- dead ones: why, in groups, and which
 
 GROUPS_SECONDS = 15.0
-GROUPS = columns("error, topic, tasks, first, last, job_id: One of them")
-
-
-def _list(one: Mapping[str, Any]) -> str:
-    return shown.following("/console/dead", {}, topic=one["topic"], error=one["contains"], newest="true")
+GROUPS = columns(
+    "error, topic, tasks, others: Others that its link finds, first, last, job_id: One of them",
+    tasks="/console/dead?topic={topic}&error={contains}&newest=true",
+)
 
 
 @page("dead", Action.READ_DEAD, menu="Dead", search="GET /v1/dead")
@@ -157,8 +160,7 @@ async def dead(view: View) -> Content:
     part = await view.part("Dead tasks", "GET /v1/dead:groups", view.query, fresh=GROUPS_SECONDS)
     blocks: list[Block] = [*part.notes]
     if part.value is not None:
-        groups = [{**one, "tasks": (one["tasks"], _list(one))} for one in part.value["groups"]]
         read = part.value["read"]
         about = f"Of the latest {read} deaths; there are earlier ones." if part.value["more"] else ""
-        blocks.append(Table(about=about, columns=GROUPS, records=groups, empty="No dead tasks."))
+        blocks.append(Table(about=about, columns=GROUPS, records=part.value["groups"]))
     return Content("Dead tasks", blocks, part.at)

@@ -85,6 +85,17 @@
   };
   document.addEventListener("htmx:after:swap", all);
 
+  // How old a page is. One that should be brought up to date, and is not, says so.
+  let heard = performance.now();
+  addEventListener("htmx:sse:after:message", () => { heard = performance.now(); });
+  setInterval(() => {
+    const shown = document.querySelector("[data-age]"), silent = (performance.now() - heard) / 1e3;
+    if (!shown || silent < 9) return;
+    const age = Math.round(Number(shown.dataset.age) + silent);
+    const said = age < 120 ? `${age} s` : age < 7200 ? `${Math.floor(age / 60)} min` : `${Math.floor(age / 3600)} h`;
+    shown.textContent = `Read ${said} ago${document.getElementById("live") ? ", and not brought up to date since" : ""}.`;
+  }, 3000);
+
   // A second click would make a second task. Whoever comes back to the page may send it again.
   let sent = new WeakSet();
   document.addEventListener("submit", (event) => {
