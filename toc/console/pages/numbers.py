@@ -42,7 +42,7 @@ async def due(view: View, topic: str = "") -> list[Block]:
         return part.notes
     counts, total = part.value, part.value["total"]
     ages = [one["oldest"] for one in counts["ages"].values() if one["oldest"] is not None]
-    about = f"Counted up to {span(max(ages))} ago, and of then: some have started since." if ages else ""
+    about = f"Counted up to {span(max(ages))} ago, without what has come or gone since." if ages else ""
     if counts["capacity"] is not None:
         about += f" All workers have started at most {shown.number(counts['capacity']).text} a minute."
     beyond = min((one["due"] for one in counts["beyond"]), default=0)
