@@ -33,12 +33,9 @@ ODD = (
     *("tasks?biz_id={text}", "dead?topic=hostile&error=script", "audit?by={text}", "do/submit?topic={text}"),
     *("tasks/0", "tasks?status={text}", "topics/{text}", "schedules/{text}", "tasks?{text}=1", "do/{text}"),
 )
-STILL = {"do/{act}", "what-if", "what-if?topic=hostile&pause=600"}
-"""Pages that ask for something, and tell no age."""
 FILES = {"tasks/{job_id}/body"}
 """Pages that are downloaded."""
 FORMS = [f"do/{act.name}?topic=hostile&name=nightly&error={{text}}&biz_id={{text}}" for act in ACTS]
-STILL |= set(FORMS)
 READ = [one.path for one in PAGES if one.method == "GET" and one.path not in FILES]
 PAGES_SEEN = [
     *READ,
@@ -141,8 +138,7 @@ def look(visitor: Visitor, values: Mapping[str, str], page: str) -> None:
         assert visitor.page.locator("[aria-invalid]").count() == 1
     elif page not in REFUSED:
         assert status == 200
-        if page not in STILL:
-            visitor.wait("window.updates > 0")
+        visitor.wait("!document.getElementById('live') || window.updates > 0")
 
 
 def test_an_odd_address_is_harmless(admin: Visitor, values: Mapping[str, str]) -> None:
