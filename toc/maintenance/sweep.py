@@ -34,7 +34,6 @@ log = get_logger(__name__)
 MAX_AHEAD_MS = 30_000
 """Tasks due within this time are indexed even beyond their topic's horizon: the next look at them may come so
 much later."""
-"""How often the same trouble is logged."""
 
 
 Mine = Callable[[], frozenset[int]]

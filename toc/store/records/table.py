@@ -25,8 +25,6 @@ R = TypeVar("R")
 REPEATS = 5
 """How often a change is repeated if another process changed the row first."""
 
-"""How often a row that is not understood is named in the log: the tables are read every other second."""
-
 BY_HAND_SECONDS = 60
 """How soon a row is read again that was changed by hand, perhaps corrected, without its version."""
 
