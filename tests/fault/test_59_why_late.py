@@ -307,7 +307,7 @@ def test_the_cause_of_late_tasks_is_told(case: Case, name: str) -> None:
     ("name", "inject", "first"),
     [
         ("paused_then_backlog", paused_then_backlog, Cause.PAUSED),
-        ("no_consumer_then_one", partial(pulled, 4.0, 0.01), Cause.NO_CONSUMER),
+        ("no_consumer_then_one", partial(pulled, 4.0, 3 / (2 * TASKS + 20)), Cause.NO_CONSUMER),
     ],
 )
 def test_two_causes_are_both_named(case: Case, name: str, inject: Inject, first: Cause) -> None:
