@@ -47,12 +47,13 @@ def test_a_process_dies_with_its_parent(tmp_path: Path) -> None:
         "print(bound.pid, flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        bound = Path("/proc", parent.stdout.readline().strip(), "stat")
-        assert until(lambda: tail(tmp_path / "log") == "up", 60)
-        assert ") S " in bound.read_text()
-        parent.kill()
-        parent.wait()
+        try:
+            assert parent.stdout is not None
+            bound = Path("/proc", parent.stdout.readline().strip(), "stat")
+            assert until(lambda: tail(tmp_path / "log") == "up", 60)
+            assert ") Z " not in bound.read_text()
+        finally:
+            parent.kill()
     assert until(lambda: not bound.exists() or ") Z " in bound.read_text(), 60)
 
 

@@ -70,10 +70,9 @@ def _binary(size: int) -> TypeEngine[bytes]:
     return sa.LargeBinary(size).with_variant(mysql.BINARY(size), *_MYSQL)
 
 
+_INNODB = {"engine": "InnoDB", "row_format": "DYNAMIC", "charset": "utf8mb4", "collate": "utf8mb4_bin"}
 _OPTIONS: dict[str, Any] = {
-    f"{dialect}_{option}": value
-    for dialect in _MYSQL
-    for option, value in {"engine": "InnoDB", "charset": "utf8mb4", "collate": "utf8mb4_bin"}.items()
+    f"{dialect}_{name}": value for dialect in _MYSQL for name, value in _INNODB.items()
 }
 
 
