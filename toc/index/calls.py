@@ -400,7 +400,7 @@ class Attempt:
         for node, wire in wires.items():
             node.give(wire)
         for node in self._replicas:
-            node.close()  # the next call connects anew
+            node.renew()  # the next call connects anew
 
     def _by_node(self, calls: list[Call]) -> dict[RedisNode, list[Call]]:
         waiting: dict[RedisNode, list[Call]] = {}

@@ -93,6 +93,8 @@ class RedisNode:
         """When a caller last asked for the failed node, on the monotonic clock."""
         self._closed = threading.Event()
         """Ends the reconnect thread."""
+        self._renewed_at = float("-inf")
+        """Connections that were opened before this are closed when they are given back (monotonic)."""
 
     def __repr__(self) -> str:
         return str(self.address)
@@ -208,6 +210,8 @@ class RedisNode:
                 rest = min(2 * rest, _MAX_REST_S)
         finally:
             self.failure = ""
+            if closed.is_set():
+                self._close_idle()
 
     def ask(self, *commands: Command) -> list[Any]:
         """Return the reply to each command, or the server's error as a value. Raises IndexUnavailable."""
@@ -240,16 +244,23 @@ class RedisNode:
         """Take back a connection whose replies have all been read."""
         wire.used = time.monotonic()
         self._idle.append(wire)
+        if wire.opened <= self._renewed_at:
+            self._close_idle()
 
     def drop(self, wire: Wire) -> None:
         """Close a connection that broke. Other connections are then checked before reuse."""
         self._broke = time.monotonic()
         wire.close()
 
-    def close(self) -> None:
-        """Close idle connections and stop reconnecting."""
-        self._closed.set()
+    def renew(self) -> None:
+        """Close all connections: the idle ones now, those that are lent when they are given back."""
+        self._renewed_at = time.monotonic()
         self._close_idle()
+
+    def close(self) -> None:
+        """Close all connections, as ``renew``, and stop reconnecting."""
+        self._closed.set()
+        self.renew()
 
     def _close_idle(self) -> None:
         with suppress(IndexError):
@@ -418,7 +429,7 @@ class RedisNodes:
         return [self.at(Address(host.decode(), int(port)))] * HASH_SLOTS
 
     def close(self) -> None:
-        """Close idle connections. The object stays usable."""
+        """Close all connections, those that are in use once they are not. The object stays usable."""
         with self._lock:
             for node in list(self._nodes.values()):
                 node.close()

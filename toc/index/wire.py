@@ -6,6 +6,7 @@ Here is also the table of error replies: what each means and what to do. Their f
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import Enum, auto
 from typing import Any
@@ -99,6 +100,7 @@ class Wire:
     ) -> None:
         self._sock = sock = connect()
         self._reader = hiredis.Reader(protocolError=Disconnected, replyError=Refusal, notEnoughData=PARTIAL)
+        self.opened = time.monotonic()
         self.used = 0.0
         """When it was last given back, on the monotonic clock."""
         try:

@@ -22,7 +22,7 @@ from toc.index.messages import ExpiredRequest, Prepared, PrepareRequest
 from toc.index.nodes import FRESH_SECONDS, RedisNode, Timeouts
 from toc.index.queues import Queues
 from toc.index.takes import Takes
-from toc.index.wire import Wire
+from toc.index.wire import Disconnected, Wire
 from toc.loop import Reactor
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import fence
@@ -94,6 +94,19 @@ def test_connections_that_the_server_closed_when_idle_are_hidden(queues: Queues,
     server.call("CLIENT", "KILL", "TYPE", "normal")
     time.sleep(2 * FRESH_SECONDS)
     assert [job_id for job_id, _ in take(queues).entries] == [1]
+
+
+def test_a_connection_that_is_given_back_after_the_end_is_closed(queues: Queues) -> None:
+    node = queues.nodes.master(0)
+    lent = node.take()
+    queues.close()
+    node.give(lent)
+    with pytest.raises(Disconnected):
+        lent.ask("PING")
+    again = node.take()  # the object stays usable, and keeps what is opened from now on
+    node.give(again)
+    assert node.take() is again
+    node.give(again)
 
 
 def test_after_a_switchover_nobody_goes_on_with_the_old_master(launch: Launch) -> None:
