@@ -44,11 +44,8 @@ class DueRows:
         if began < self._read_at + ROWS_ON_SECONDS:
             return Found({}, False, self._read_at + ROWS_ON_SECONDS - began)
         self._read_at = began
-        by_type, whole, now = (
-            {topic.biz_type: topic for topic in topics},
-            not self._places,
-            self._clock.now_ms(),
-        )
+        by_type, whole = {topic.biz_type: topic for topic in topics}, not self._places
+        now = self._clock.now_ms()
         if not by_type:
             return Found({}, whole, ROWS_SECONDS)
         types = f" AND biz_type IN ({','.join(map(str, by_type))})"
