@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.console [--pending N] [--dead N] [--seconds N]`` starts MariaDB, Redis, a gateway and a
 worker, asks for each page one by one, on a small system and then with so many tasks pending and dead, and
-prints milliseconds from request to last byte as JSON. Of an open page it tells the share of a core that the
+prints milliseconds from request to last byte as JSON. The small system has the default number of tables, the
+other that of production. Of an open page it tells the share of a core that the
 gateway, the worker and the servers use more than just before, without it. Some tasks of a paused topic are
 overdue, as the page of late tasks reads those.
 """
@@ -156,34 +157,26 @@ def _dead(stage: Stage) -> int:
 
 
 def measure(stage: Stage, pending: int, dead: int, seconds: float) -> dict[str, Any]:
-    """Measure on a small system, and then on a full one."""
+    """Measure with so many tasks."""
     stage.center.store.topics.create(Topic("dies", 900, 16, retries=1))
     stage.center.store.topics.create(Topic("held", 901, 16, paused=True))
     stage.center.catalog.refresh()
-    command = [
-        sys.executable,
-        "-m",
-        "toc",
-        "worker",
-        "--app",
-        "benchmarks.console:center",
-        "--processes",
-        "1",
-    ]
+    app = ["--app", "benchmarks.console:center", "--processes", "1"]
     log = (stage.directory / "worker.log").open("wb")
-    worker = subprocess.Popen(command, env={**stage.env, "TOC_HOST": "worker"}, stdout=log, stderr=log)
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "toc", "worker", *app],
+        env={**stage.env, "TOC_HOST": "worker"}, stdout=log, stderr=log,
+    )  # fmt: skip
     try:
-        fill(stage, "bench", 100, 60, WEEK)
-        fill(stage, "dies", 100, 1, 1)
-        settle(stage, worker.pid, 100)
-        found: dict[str, Any] = {"first visit, bytes": first_visit(Reader(stage)), "small": _of(stage)}
-        found["open, small"] = opened(stage, worker.pid, seconds)
         fill(stage, "bench", pending, 60, WEEK)
         fill(stage, "dies", dead, 5, 60)
-        fill(stage, "held", min(HELD, pending), 1, 1)
+        fill(stage, "held", min(HELD, pending // 10), 1, 1)
         settle(stage, worker.pid, dead)
-        full = f"{pending:,} pending, {dead:,} dead"
-        return found | {full: _of(stage), f"open, {full}": opened(stage, worker.pid, seconds)}
+        return {
+            "first visit, bytes": first_visit(Reader(stage)),
+            "pages": _of(stage),
+            "open": opened(stage, worker.pid, seconds),
+        }
     finally:
         worker.terminate()
         worker.wait(60)
@@ -209,11 +202,15 @@ def main() -> None:
     parser.add_argument("--dead", type=int, default=100_000)
     parser.add_argument("--seconds", type=float, default=30.0)
     arguments = parser.parse_args()
-    stage = Stage(1)
-    try:
-        found = measure(stage, arguments.pending, arguments.dead, arguments.seconds)
-    finally:
-        stage.stop()
+    sizes = [(100, 100, {"databases": 1, "tables": 4}), (arguments.pending, arguments.dead, {})]
+    found = {}
+    for pending, dead, layout in sizes:
+        stage = Stage(1, **layout)
+        try:
+            what = f"{pending:,} pending, {dead:,} dead"
+            found[what] = measure(stage, pending, dead, arguments.seconds)
+        finally:
+            stage.stop()
     print(json.dumps(found, indent=2))
 
 

@@ -314,9 +314,9 @@ async def pairs(port: int, connections: int, count: int, pull: Ask, ends: End, m
 
 
 class Stage:
-    """The servers and a gateway."""
+    """The servers and a gateway; by default with as many databases and tables as in production."""
 
-    def __init__(self, http_processes: int) -> None:
+    def __init__(self, http_processes: int, *, databases: int = 8, tables: int = TABLES) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="toc-doors-")
         directory = self.directory = Path(self._directory.name)
         self.receiver = webhooks.Receiver()
@@ -326,13 +326,13 @@ class Stage:
         self.redis.start()
         values: dict[str, Any] = {
             "database_urls": [self.mariadb.url],
-            "databases": 8,
-            "tables": TABLES,
+            "databases": databases,
+            "tables": tables,
             "redis_url": self.redis.url,
             "secret_key": [Fernet.generate_key().decode()],
             "webhook_allow": [*self.receiver.allow],
         }
-        Migrator(values["database_urls"], databases=8, tables=TABLES, prefix="toc_").upgrade()
+        Migrator(values["database_urls"], databases=databases, tables=tables, prefix="toc_").upgrade()
         self.center = TimeoutCenter(Settings(**values))
         self.center.store.topics.create(Topic("bench", 1, 16))
         for number, name in enumerate(("pulled", "quiet"), 2):

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from functools import partial
+from functools import cache, partial
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -19,7 +19,7 @@ from pydantic.fields import FieldInfo
 from toc.console.sessions import Session
 from toc.console.shown import Block, Column, Content, Field, Form, Note, Table, following
 from toc.gateway.app import CALLS, CONSOLE, invalid, problem_for
-from toc.gateway.calls import Asked, HttpCall, NoFields, forbidden
+from toc.gateway.calls import Asked, HttpCall, forbidden
 from toc.gateway.exchange import Answer
 from toc.gateway.problems import INVALID, UNAVAILABLE, UNKNOWN_TOPIC, Problem
 from toc.gateway.service import Service
@@ -204,19 +204,22 @@ def _checked(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
 
 def fields_of(name: str, values: Mapping[str, str], *, leave_out: tuple[str, ...] = ()) -> list[Field]:
     """Return the inputs for what a call takes, with the values that they have."""
+    asked = [one for one in _inputs(name) if one.name not in leave_out]
+    return [one._replace(value=values.get(one.name, "")) for one in asked]
+
+
+@cache
+def _inputs(name: str) -> list[Field]:
     call = BY_NAME[name]
-    model = call.body or call.query
     found = []
-    for key, info in model.model_fields.items():
-        if key not in leave_out and model is not NoFields:
-            choices = _choices(info.annotation)
-            hint = _hint(info)
-            if get_origin(info.annotation) is list:
-                hint = hint.replace("May be repeated.", "Several with commas between.")
-                hint, choices = f"{hint} Of: {', '.join(choices)}." if choices else hint, []
-            kind = "select" if choices else "checkbox" if bool in _types(info.annotation) else "text"
-            label = key.replace("_", " ")
-            found.append(Field(key, label, kind, values.get(key, ""), hint, choices, info.is_required()))
+    for key, info in (call.body or call.query).model_fields.items():
+        choices = _choices(info.annotation)
+        hint = _hint(info)
+        if get_origin(info.annotation) is list:
+            hint = hint.replace("May be repeated.", "Several with commas between.")
+            hint, choices = f"{hint} Of: {', '.join(choices)}." if choices else hint, []
+        kind = "select" if choices else "checkbox" if bool in _types(info.annotation) else "text"
+        found.append(Field(key, key.replace("_", " "), kind, "", hint, choices, info.is_required()))
     return found
 
 

@@ -191,12 +191,12 @@ def offered(found: Page, view: View, content: Content) -> list[tuple[Act, dict[s
             continue
         if act.at == _JOB and not view.may(BulkKind(record["kind"]).right, topic):
             continue
+        if not view.may(act.http.access, topic):
+            continue
         there = {**view.query, **view.path}
         there |= {name: there[of] for name, of in act.given.items()}
         asked = [one.name for one in act.fields(there, {})]
-        values = {name: value for name, value in there.items() if name in asked}
-        if view.may(act.http.access, topic):
-            offers.append((act, values))
+        offers.append((act, {name: value for name, value in there.items() if name in asked}))
     return offers
 
 
