@@ -27,6 +27,7 @@ from typing_extensions import TypedDict
 from toc import Dead, NewTask, Retry, Task, TaskStatus, TimeoutCenter
 from toc.model.errors import DuplicateHandler, InvalidHandler, InvalidPayload, InvalidTopic
 from toc.model.raised import Misfit
+from toc.operate.bulk_jobs import redrive
 from toc.testing import Toc
 
 # Handlers that take a payload, in the kit; and what a typing mistake is told.
@@ -625,6 +626,11 @@ def test_hooks_are_told_and_their_failures_harm_nothing(toc: Toc, center: Timeou
     toc.run_due()
     assert dead == [(5, TaskStatus.DEAD, "no use")]
     assert late == [(5, timedelta(minutes=9))]
+    (task,) = toc.tasks("p.dies")
+    redrive(toc.center, [task.job_id])
+    toc.run_due()
+    assert len(dead) == 2
+    assert len(late) == 1, "a redriven task is as late as its operator wants"
     for wrong in (lambda: None, asyncio.sleep):
         with pytest.raises(InvalidHandler):
             center.on_dead(wrong)  # type: ignore[type-var]

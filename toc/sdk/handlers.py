@@ -269,8 +269,8 @@ class Registry(Generic[S_co]):
         return function
 
     def on_late(self, after: Duration) -> Callable[[L], L]:
-        """Have a function called with the task and a timedelta if its first try starts ``after`` its
-        action_time or later, as ``on_dead`` is called. Raises InvalidDelay, InvalidHandler."""
+        """Have a function called with the task and a timedelta if its first try, none of a redrive, starts
+        ``after`` its action_time or later; as ``on_dead`` is. Raises InvalidDelay, InvalidHandler."""
         seconds = seconds_of(after)
 
         def register(function: L) -> L:

@@ -108,7 +108,7 @@ class Hooks:
         for after, hook in self.on_late:
             for task in tasks:
                 late = from_ms(self.now_ms()) - task.action_time
-                if task.attempt == 1 and late.total_seconds() >= after:
+                if task.attempt == 1 and not task.redrives and late.total_seconds() >= after:
                     self._notify(hook, task, late)
 
     def died(self, job_id: int, reason: str) -> None:
