@@ -314,16 +314,12 @@ class Window:
         """Send the calls. Raises Disconnected; some calls may then have been executed."""
         self.wire.send(self._commands)
 
-    def read(self, attempt: Attempt) -> None:
-        """Read all replies. Raises Disconnected."""
-        while not self.accept(attempt):
-            self.wire.receive()
-
-    def accept(self, attempt: Attempt) -> bool:
-        """Accept the replies that have been received. Returns whether these are all. Raises Disconnected."""
+    def accept(self, attempt: Attempt, read: Callable[[], Any] | None = None) -> bool:
+        """Accept the replies that have been received, or that ``read`` waits for. Returns whether these are
+        all. Raises Disconnected."""
         wire = self.wire
         while self._read < len(self._replies):
-            reply = wire.received()
+            reply = (read or wire.received)()
             if reply is PARTIAL:
                 return False
             whose = self._replies[self._read]
@@ -390,7 +386,7 @@ class Attempt:
                         self._leave(window, exc)
                 for window in sent:
                     try:
-                        window.read(self)
+                        window.accept(self, window.wire.read)
                     except Disconnected as exc:
                         self._leave(window, exc)
         except BaseException:

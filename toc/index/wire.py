@@ -103,11 +103,11 @@ class Wire:
         self.opened = time.monotonic()
         self.used = 0.0
         """When it was last given back, on the monotonic clock."""
+        self._read_timeout = read_timeout
         try:
             for command in login:
                 self.ask(*command)
             info = str(self.ask("INFO", "server"), errors="replace")
-            self._read_timeout = read_timeout
             self._kernel = keep_timeouts(sock, read_timeout, read_timeout)
             if not self._kernel:
                 sock.settimeout(read_timeout)
@@ -130,7 +130,10 @@ class Wire:
 
     def read(self) -> Any:
         """Return the next reply, or the server's error as a value. Raises Disconnected."""
+        until = time.monotonic() + self._read_timeout
         while (reply := self.received()) is PARTIAL:
+            if time.monotonic() > until:  # it may come byte by byte
+                raise TimedOut("no answer in time")
             self.receive()
         return reply
 

@@ -92,7 +92,7 @@ class Proxy:
         self._rule: _Rule | None = None
         self._damage: _Damage | None = None
         self._refusing = False
-        self._delay = 0.0
+        self._delay = self._drip = 0.0
         self._loop = asyncio.new_event_loop()
         self._flow = asyncio.Event()
         self._flow.set()
@@ -131,6 +131,10 @@ class Proxy:
     def delay(self, seconds: float) -> None:
         """Hold every reply back for so long; 0 ends it."""
         self._delay = seconds
+
+    def drip(self, seconds: float) -> None:
+        """Let replies through byte by byte, so many seconds apart; 0 ends it."""
+        self._drip = seconds
 
     def eat(
         self,
@@ -253,8 +257,11 @@ class Proxy:
                 await self._flow.wait()
                 whole = len(data)
                 data = self._damaged(data)
-                pair.client.write(data)
-                await pair.client.drain()
+                pieces = [data[n : n + 1] for n in range(len(data))] if self._drip else [data]
+                for piece in pieces:
+                    pair.client.write(piece)
+                    await pair.client.drain()
+                    await asyncio.sleep(self._drip)
                 if len(data) < whole:
                     return
 

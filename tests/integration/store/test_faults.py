@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import structlog
-from fault.kit.proxy import Proxy
+from fault.kit.proxy import Proxy, through
+from harness import secured
 from harness.patience import until
 from harness.rows import NewRow, insert, insert_many, known
 from harness.secured import root_url
@@ -103,6 +104,22 @@ def test_connections_that_the_server_closed_are_replaced_unnoticed(
     found = through_proxy.read(ids)
     assert [found[job_id].status for job_id in ids] == [2, 3, 0, 0, 0, 0]
     assert found[ids[2]].version == 1
+
+
+def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_longer_than_any(
+    mysql_place: Any, proxy: Proxy, new_row: NewRow
+) -> None:
+    if secured.SECURED:
+        pytest.skip("the proxy speaks no TLS")
+    row = new_row()
+    url = through(proxy, mysql_place.urls[0])
+    with closing(mysql_place.open(urls=[url], read_timeout=0.5)) as store:
+        insert(store, row)
+        proxy.drip(0.01)
+        with pytest.raises(StoreUnavailable):
+            store.get(row.job_id)
+        proxy.drip(0.0)
+        assert until(lambda: row.job_id in store.read_each([row.job_id]), 10)
 
 
 def test_a_finish_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ _QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disable
 
 _READ_BYTES = 1 << 16
 """Most bytes of one read."""
+_SLOWEST = 1000
+"""Bytes a second. A result that comes more slowly for longer than the timeout is none."""
 _COM_QUERY = b"\x03"
 _ANSWER_SECONDS = 0.0001
 _MAX_ANSWER_SECONDS = 0.003
@@ -353,7 +356,11 @@ class MySqlConnection:
         """Return the results of the statements that were sent."""
         if not self._kernel:
             self._sock.settimeout(self._read_timeout)
-        return read_answers(self._receive, decoders, *self._sent)
+        return read_answers(self._receive, decoders, *self._sent, self._begin)
+
+    def _begin(self) -> None:
+        """Bound the time of a result, which may come byte by byte."""
+        self._until = time.monotonic() + (self._read_timeout or inf)
 
     def answered(self, seconds: float) -> bool:
         """Whether the server sends data or hangs up within ``seconds``."""
@@ -382,8 +389,11 @@ class MySqlConnection:
         if self._received:
             data, self._received = self._received, b""
             return data
+        if time.monotonic() > self._until:
+            raise OperationalError(CR.CR_SERVER_LOST, f"{_LOST_CONNECTION} (timed out)")
         try:
             data = self._sock.recv(_READ_BYTES)
+            self._until += len(data) / _SLOWEST
         except OSError as exc:
             why = "timed out" if isinstance(exc, BlockingIOError) else exc  # the former is the kernel's
             raise OperationalError(CR.CR_SERVER_LOST, f"{_LOST_CONNECTION} ({why})") from exc

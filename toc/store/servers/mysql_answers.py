@@ -44,26 +44,31 @@ Convert = Callable[[bytes], Any]
 
 
 def read_answers(
-    receive: Callable[[], bytes], decoders: Mapping[int, Any], count: int, sequence: int = 1
-) -> list[Result]:
+    receive: Callable[[], bytes], decoders: Mapping[int, Any], count: int, sequence: int = 1,
+    begin: Callable[[], object] = lambda: None,
+) -> list[Result]:  # fmt: skip
     """Return the results of all ``count`` statements of a query that was sent, and leave nothing unread.
 
     ``receive`` returns the bytes received, at least one. ``decoders`` are the driver's, by column type, for
     values that are neither text nor integer. ``sequence`` is the number of packets of the query: the answer's
-    packets are numbered from it. Raises the driver's error for the first statement that failed.
+    packets are numbered from it. ``begin`` is called before each result. Raises the driver's error for the
+    first statement that failed.
     """
     try:
-        return _read_answers(_Packets(receive, sequence), decoders, count)
+        return _read_answers(_Packets(receive, sequence), decoders, count, begin)
     except MySQLError:
         raise
     except (ValueError, LookupError, TypeError, ArithmeticError, struct.error) as exc:
         raise _malformed(f"{type(exc).__name__}") from exc
 
 
-def _read_answers(packets: _Packets, decoders: Mapping[int, Any], count: int) -> list[Result]:
+def _read_answers(
+    packets: _Packets, decoders: Mapping[int, Any], count: int, begin: Callable[[], object]
+) -> list[Result]:
     results = []
     more = True
     while more:
+        begin()
         first = packets.next()
         if first[0] == _OK:
             matched, at = _length(first, 1)
