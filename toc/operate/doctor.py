@@ -250,7 +250,7 @@ def _workers(workers: list[WorkerRow], moving: Mapping[Slot, str], topics: list[
         if row.member.out_of_reach:
             what = f"does not reach {', '.join(sorted(row.member.out_of_reach))}; it keeps its slots"
             host = row.member.host
-            do = f"if others reach it, look at the network of {host}, or toc drain {host}"
+            do = f"if others reach it, look at its network, or toc drain {host}, or without ZooKeeper stop it"
             yield Line(Level.WARN, "workers", row.member.worker_id, what, do)
     newest = max((row.member.protocol for row in workers), default=0)
     older = {row.member.host: row.member for row in workers if row.member.protocol < newest}

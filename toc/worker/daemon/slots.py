@@ -157,7 +157,7 @@ class WorkerSlots:
         if gone:
             self._met -= gone
             self.changed = True
-            log.warning("workers_proved_gone", workers=sorted(gone))
+            log.info("workers_proved_gone", workers=sorted(gone))
             for worker_id in gone:
                 self.coordinator.leave(worker_id, known_dead=True)
 
