@@ -321,6 +321,37 @@ def test_a_payload_need_not_know_of_the_time_that_a_schedule_adds(toc: Toc, cent
     assert got == [1, 1]
 
 
+def test_neither_need_it_a_trigger_and_a_backfill(toc: Toc, center: TimeoutCenter) -> None:
+    got: list[int] = []
+
+    @center.schedule("p-hourly", every="1h", attribute={"order": 1, "total": "9.90"})
+    @center.handler("p.hourly")
+    def close(order: CloseOrder) -> None:
+        got.append(order.order)
+
+    toc.advance("1h")
+    center.schedules.trigger("p-hourly")
+    start, end = toc.now - timedelta(hours=5), toc.now - timedelta(hours=2)
+    filled = center.schedules.backfill("p-hourly", start, end).submitted
+    toc.advance("10s")
+    assert filled
+    assert len(got) == 1 + 1 + filled
+
+
+def test_a_schedule_whose_tasks_could_not_be_read_is_refused(toc: Toc, center: TimeoutCenter) -> None:
+    @center.handler("p.hourly")
+    def close(order: CloseOrder) -> None:
+        """Never called."""
+
+    toc.use(center)
+    with pytest.raises(InvalidPayload, match="order"):
+        center.schedules.create("p-hourly", topic="p.hourly", every="1h", attribute={"ordr": 1})
+    center.schedules.create("p-hourly", topic="p.hourly", every="1h", attribute={"order": 1, "total": "9.90"})
+    with pytest.raises(InvalidPayload, match="order"):
+        center.schedules.alter("p-hourly", attribute={"total": "9.90"})
+    assert center.schedules.pause("p-hourly").paused
+
+
 def test_a_task_that_was_given_back_unread_has_not_begun_late(toc: Toc, center: TimeoutCenter) -> None:
     late: list[int] = []
     center.on_late("1s")(lambda task, _by: late.append(task.job_id))

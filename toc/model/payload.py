@@ -128,9 +128,9 @@ class Payload(Generic[T]):
             try:
                 return self._adapter.validate_json(encode_attribute(task.attribute))
             except ValueError:
-                if isinstance(task, NewTask) or task.scheduled_for is None:
+                own = {name: value for name, value in (task.attribute or {}).items() if name != SCHEDULED_FOR}
+                if own == (task.attribute or {}):
                     raise
-                own = {name: value for name, value in task.attribute.items() if name != SCHEDULED_FOR}
                 return self._adapter.validate_json(encode_attribute(own))
         except (ValueError, TypeError, RecursionError) as exc:
             why = _misfit(exc)

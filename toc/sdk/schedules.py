@@ -121,7 +121,7 @@ class Schedules:
         """Create a schedule: from now on a task of ``topic`` with the biz_id ``name`` at each of its times.
 
         ``rule`` has ``cron`` or ``every``. ``Definition`` explains the rest; numbers are seconds. Raises
-        InvalidSchedule, UnknownTopic, TopicClosed or ScheduleExists before anything is written.
+        InvalidSchedule, InvalidPayload, UnknownTopic, TopicClosed, ScheduleExists; nothing is written then.
         """
         return self._create(define(name, topic=topic, **rule), paused=paused)
 
@@ -145,10 +145,8 @@ class Schedules:
         while len(found) < limit:
             page = self._store.schedules.page(after, limit)
             for stored in page:
-                try:
+                with contextlib.suppress(errors.InvalidSchedule):
                     found.append(_schedule(stored))
-                except errors.InvalidSchedule:
-                    continue
             if len(page) < limit:
                 break
             after = page[-1].name
@@ -161,7 +159,7 @@ class Schedules:
 
         The next occurrence is replaced if it has not started. Within a second of its time it is left as it
         is, as is one that was rescheduled by hand. Raises InvalidInput (nothing to change), InvalidSchedule,
-        UnknownSchedule, UnknownTopic or TopicClosed.
+        InvalidPayload, UnknownSchedule, UnknownTopic or TopicClosed.
         """
         if not changes:
             raise errors.InvalidInput(f"nothing to change on {errors.shown(name)}: name at least one option")
@@ -304,7 +302,7 @@ class Schedules:
     # --- inside
 
     def _create(self, definition: rules.Definition, *, paused: bool) -> Schedule:
-        self._open_topic(definition.topic)
+        self._open_topic(definition)
         table = self._store.schedules
         now = table.now(definition.name)
         state = new_state(definition, secrets.randbits(63), now, paused=paused)
@@ -316,17 +314,18 @@ class Schedules:
         table = self._store.schedules
         for _ in range(REPEATS):
             stored = self._step(self._stored(name), NEAR_MS)
-            definition, state = to(stored.definition), stored.state
+            was, state = stored.definition, stored.state
+            definition = to(was)
             if definition.to_json() == stored.text and paused in (None, state.paused):
                 return _schedule(stored)
-            if definition.topic != stored.definition.topic:
-                self._open_topic(definition.topic)
+            if (definition.topic, definition.attribute) != (was.topic, was.attribute):
+                self._open_topic(definition)
             now = table.now(name)
             planned = self._planned(stored, now if paused else now + NEAR_MS)
             instead, state = change(stored.definition, state, definition, planned, now, paused=paused)
             rows: list[TaskRow] = []
             if instead:
-                topic = self._open_topic(definition.topic)
+                topic = self._open_topic(definition)
                 rows = [table.occurrence_row(definition, state, one, topic) for one in instead]
                 again = {one.job_id: row.job_id for one, row in zip(planned, rows, strict=True)}
                 last = state.last_job_id
@@ -373,12 +372,13 @@ class Schedules:
             return []
         return self._store.schedules.planned(stored, topic.biz_type, later_than)
 
-    def _open_topic(self, name: str) -> Topic:
-        """Return a topic that takes tasks. Raises InvalidTopic, UnknownTopic, TopicClosed."""
-        check_native(name)
+    def _open_topic(self, definition: rules.Definition) -> Topic:
+        """Return its topic. Raises InvalidTopic, UnknownTopic, TopicClosed, InvalidPayload."""
+        check_native(name := definition.topic)
         topic = self._center.catalog.get(name)
         if topic.closed:
             raise errors.TopicClosed(f"topic {name!r} is being deleted and takes no new task")
+        self._center._check_payload(NewTask(name, definition.name, attribute=_attribute(definition, 0)))
         return topic
 
     def _topic(self, name: str) -> Topic | None:
