@@ -126,7 +126,7 @@ class Definition:
             what = f"anchor = {self.anchor.isoformat()} is not in the years 1 to 9999 in UTC"
             raise InvalidSchedule(what, "anchor") from None
         if (self.cron is None) == (self.every is None):
-            raise InvalidSchedule("give a schedule a cron expression or a period (every), not both", "cron")
+            raise InvalidSchedule("give a schedule either a cron expression or a period (every)", "cron")
         if self.cron is not None and not isinstance(self.cron, str):
             raise InvalidSchedule(f"cron must be a str, not {type(self.cron).__name__}", "cron")
         if self.every is not None:

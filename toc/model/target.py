@@ -284,7 +284,7 @@ def check_url(url: object, allow: Allow) -> str:
     if "#" in url:
         raise InvalidTarget("url must not have a fragment, '#' and what follows: it would not be sent")
     if (parts.scheme, origin.rpartition(":")[2]) != ("https", "443") and origin not in allow.origins:
-        raise InvalidTarget(f"url must be https on port 443; {origin} can be allowed in TOC_WEBHOOK_ALLOW")
+        raise InvalidTarget(f"url must be https on 443; TOC_WEBHOOK_ALLOW can list {origin} and its network")
     rest = url[url.index("//") + 2 + len(parts.netloc) :]
     return f"{origin.removesuffix(f':{_PORTS[parts.scheme]}')}{'' if rest.startswith('/') else '/'}{rest}"
 

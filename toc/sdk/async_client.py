@@ -248,8 +248,8 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
         theirs = theirs() if hasattr(theirs, "registry") else theirs  # an async_scoped_session
         if not hasattr(theirs, "run_sync"):
             raise InvalidInput(
-                "an AsyncTimeoutCenter works in an AsyncSession or AsyncConnection; where a "
-                f"{type(theirs).__name__} is used, so is its `sync`, which is a TimeoutCenter"
+                f"an AsyncTimeoutCenter takes an AsyncSession or AsyncConnection, no {type(theirs).__name__}"
+                "; its `sync`, a TimeoutCenter, in a Session or Connection"
             )
         await self._on_thread(self.sync._check_places)
         return await theirs.run_sync(lambda _: do())

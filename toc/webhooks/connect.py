@@ -137,7 +137,7 @@ def check_address(text: str, allowed: Allowed) -> None:
     """Raise AddressRefused for an address that must not be connected to."""
     why = refusal(ip_address(text), allowed)
     if why is not None:
-        raise AddressRefused(f"{text} must not be connected to: {why}; TOC_WEBHOOK_ALLOW may list it")
+        raise AddressRefused(f"{text} must not be reached: {why}; list its network in TOC_WEBHOOK_ALLOW")
 
 
 class Resolver(AbstractResolver):
