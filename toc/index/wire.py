@@ -170,9 +170,7 @@ class Wire:
     def has_reply(self, seconds: float = 0) -> bool:
         """Whether a reply begins to arrive within ``seconds``. Raises Disconnected if the server has hung
         up."""
-        if not self._reader.has_data():
-            return self.receive_within(seconds)
-        return True
+        return self._reader.has_data() or self.receive_within(seconds)
 
     def receive(self) -> None:
         """Receive what has arrived; wait if nothing has. Raises Disconnected."""

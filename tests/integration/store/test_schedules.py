@@ -31,6 +31,8 @@ from toc.store.tasks.schedules import Move, StoredSchedule
 
 TOPIC = Topic("t", 7, 16)
 NOW = 1_699_999_200_000
+AHEAD = 4_099_999_200_000
+"""Long after the tests."""
 ROOMY: dict[str, Any] = {"overlap": "allow"}
 
 
@@ -104,27 +106,41 @@ def test_a_schedule_that_is_locked_or_refused_holds_up_no_other_of_its_table(
 
 @pytest.mark.parametrize("meanwhile", ["moved", "cancelled", "tried"])
 def test_a_change_takes_effect_only_if_all_occurrences_are_as_read(store: Store, meanwhile: str) -> None:
-    stored = new(store, f"guard.{meanwhile}")
-    first, second, third = store.schedules.advance([take(store, stored, NOW)]).done[0].rows
+    stored = new(store, f"guard.{meanwhile}", now=AHEAD)
+    first, second, third = store.schedules.advance([take(store, stored, AHEAD)]).done[0].rows
     stored = store.schedules.get(stored.name) or stored
-    planned = store.schedules.planned(stored, 7, NOW)
+    planned = store.schedules.planned(stored, 7, AHEAD)
     assert [each.job_id for each in planned] == [row.job_id for row in (first, second, third)]
     if meanwhile == "moved":
-        assert store.reschedule(second.job_id, NOW + 60_000)[0]
+        assert store.reschedule(second.job_id, AHEAD + 60_000)[0]
     elif meanwhile == "cancelled":
         store.cancel_many([second.job_id])
     else:
-        store.fail([Failure(second.job_id, 0, 0, 0, 1, 0, NOW + 20_000, "it fails")])
+        store.fail([Failure(second.job_id, 0, 0, 0, 1, 0, AHEAD + 20_000, "it fails")])
     before = made(store, stored.name)
     other = stored.definition.changed(attribute={"new": 1})
-    instead = store.schedules.occurrence_row(other, stored.state, Occurrence(NOW, NOW + 20_000), TOPIC)
+    instead = store.schedules.occurrence_row(other, stored.state, Occurrence(AHEAD, AHEAD + 20_000), TOPIC)
     assert store.schedules.change(stored, other, stored.state, planned, [instead]) is None
     assert not store.schedules.delete(stored, planned)
     assert made(store, stored.name) == before
     assert store.schedules.get(stored.name) == stored
-    planned = store.schedules.planned(stored, 7, NOW)
+    planned = store.schedules.planned(stored, 7, AHEAD)
     assert [each.job_id for each in planned] == [first.job_id, third.job_id]
     assert store.schedules.delete(stored, planned)
+
+
+def test_what_has_come_due_since_it_was_read_is_neither_replaced_nor_cancelled(store: Store) -> None:
+    """By then its task may run, as that of a host that was slow in between would again."""
+    stored = new(store, "slow")
+    store.schedules.advance([take(store, stored, NOW)])
+    stored, before = known(store.schedules.get("slow")), made(store, "slow")
+    planned = store.schedules.planned(stored, 7, NOW)
+    assert len(planned) == len(before) == 3
+    instead = [store.schedules.occurrence_row(stored.definition, stored.state, Occurrence(NOW, NOW), TOPIC)]
+    assert store.schedules.change(stored, stored.definition, stored.state, planned, instead) is None
+    assert not store.schedules.delete(stored, planned)
+    assert (store.schedules.get("slow"), made(store, "slow")) == (stored, before)
+    assert store.schedules.delete(stored)
 
 
 def test_what_is_not_due_by_its_server_is_not_due_and_the_earlier_clock_counts(store: Store) -> None:

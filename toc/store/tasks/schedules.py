@@ -376,7 +376,9 @@ class ScheduleTable:
         if cancelled:
             ended = server.instant(now)
             ids = f"job_id IN ({sql.numbers(one.job_id for one in cancelled)})"
-            as_read = f"SELECT COUNT(*) FROM {name} WHERE {UNTOUCHED} AND {ids}"
+            # Nor has any come due: its task may run, though nothing on the row says so yet.
+            still = f"{UNTOUCHED} AND next_time>{server.from_now(0)}"
+            as_read = f"SELECT COUNT(*) FROM {name} WHERE {still} AND {ids}"
             # Locked first: either they stay as they were read until the commit, or nothing is changed.
             place = 1
             statements = [
