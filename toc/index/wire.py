@@ -132,9 +132,10 @@ class Wire:
         """Return the next reply, or the server's error as a value. Raises Disconnected."""
         until = time.monotonic() + self._read_timeout
         while (reply := self.received()) is PARTIAL:
-            if time.monotonic() > until:  # it may come byte by byte
+            if time.monotonic() < until:
+                self.receive()
+            elif not self.receive_within(0):  # it comes byte by byte
                 raise TimedOut("no answer in time")
-            self.receive()
         return reply
 
     def received(self) -> Any:

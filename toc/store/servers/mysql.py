@@ -389,7 +389,7 @@ class MySqlConnection:
         if self._received:
             data, self._received = self._received, b""
             return data
-        if time.monotonic() > self._until:
+        if time.monotonic() > self._until and not sockets.readable(self._sock, 0):
             raise OperationalError(CR.CR_SERVER_LOST, f"{_LOST_CONNECTION} (timed out)")
         try:
             data = self._sock.recv(_READ_BYTES)
