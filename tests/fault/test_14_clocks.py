@@ -308,11 +308,11 @@ def test_slots_doubled_under_load_lose_and_double_nothing(
     far = system.client.submit_many(tasks(500, ahead=(8.0, 16.0), first=500_000))
     with Load(system.client, rate=120, ahead=(0.2, 4.0)) as load:
         for amount in AMOUNTS:
-            load.more(300)
+            load.more(500)  # submitters learn of it within two seconds
             with system.recorder.fault("move", note=f"{amount} slots"):
                 for topic in TOPICS:
                     topics.alter(topic, slot_amount=amount)
-        load.more(300)
+        load.more(500)  # submitters learn of it within two seconds
     rows = system.center.store.read([*load.job_ids, *far])
     stamped = {amount: sum(row.slot_amount == amount for row in rows.values()) for amount in (4, 8, 16)}
     line.prove(
