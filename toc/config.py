@@ -135,8 +135,6 @@ class Settings(BaseSettings):
     """Timeout of a server's answer; at most 2 s for Redis."""
     write_timeout: float = Field(10.0, gt=0, le=3600, description="seconds, more than 0")
     """Timeout of sending to a server."""
-    keepalive: float = Field(15.0, ge=1, le=7200, description="seconds, 1 to 7200")
-    """When TCP probes an idle connection, so that no proxy or firewall in between forgets it."""
 
     processes: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=256, description="1 to 256")
     """Worker processes of a daemon. Default: the number of cores."""

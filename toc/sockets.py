@@ -15,8 +15,8 @@ URL_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
 """Values of a flag in a server URL, in lower case."""
-KEEPALIVE_SECONDS = 15.0
-"""After how many idle seconds the kernel probes a connection, unless a setting says otherwise."""
+KEEPALIVE_SECONDS = 15
+"""After how many idle seconds the kernel probes a connection."""
 
 
 def keep_timeouts(sock: socket.socket, read: float, write: float) -> bool:
@@ -42,15 +42,14 @@ def limit_reads(sock: socket.socket, seconds: float) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
 
 
-def keep_alive(sock: socket.socket, seconds: float) -> None:
-    """Have the kernel probe a TCP connection that has been idle for so long, and send each write at once.
+def keep_alive(sock: socket.socket) -> None:
+    """Have the kernel probe a TCP connection that has been idle, and send each write at once.
 
     Proxies and firewalls then do not forget it; if one has, the connection ends after three lost probes.
     """
-    whole = max(1, round(seconds))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    probes = {socket.TCP_KEEPIDLE: whole, socket.TCP_KEEPINTVL: whole, socket.TCP_KEEPCNT: 3}
-    for option, value in {socket.TCP_NODELAY: 1, **probes}.items():
+    every = dict.fromkeys((socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL), KEEPALIVE_SECONDS)
+    for option, value in {socket.TCP_NODELAY: 1, socket.TCP_KEEPCNT: 3, **every}.items():
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 

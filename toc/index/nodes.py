@@ -26,7 +26,7 @@ from toc.index.url import Address, Location, Topology
 from toc.index.wire import NONSENSE, Command, Disconnected, Refusal, TimedOut, Wire, meaning_of
 from toc.model.errors import IndexUnavailable
 from toc.model.fork import call_in_children
-from toc.sockets import KEEPALIVE_SECONDS, none_left
+from toc.sockets import none_left
 
 _REST_S = 0.1
 _MAX_REST_S = 0.5
@@ -53,12 +53,10 @@ CLUSTER_READ_SECONDS = 0.25
 
 
 class Timeouts(NamedTuple):
-    """Longest waits (s): for each step of connecting (reach, log in), and for a reply. ``keepalive``: see
-    ``toc.sockets``."""
+    """Longest waits (s): for each step of connecting (reach, log in), and for a reply."""
 
     connect: float
     read: float
-    keepalive: float = KEEPALIVE_SECONDS
 
 
 class ClientsFull(IndexUnavailable):
@@ -331,7 +329,7 @@ class RedisNodes:
         """Return the node at an address."""
         node = self._nodes.get(address)
         if node is None:
-            opened = partial(self.location.open, address, self._timeouts.connect, self._timeouts.keepalive)
+            opened = partial(self.location.open, address, self._timeouts.connect)
             connect = partial(Wire, opened, self.location.login(sentinel=sentinel), self._read_timeout)
             node = self._nodes.setdefault(
                 address, RedisNode(address, connect, self._read_timeout, self.try_rediscover)

@@ -79,9 +79,7 @@ class Queues:
 
     def __init__(self, url: str, *, namespace: str | None = None, timeouts: Timeouts = LONGEST) -> None:
         self.namespace = namespace
-        connect, read, keepalive = timeouts
-        capped = Timeouts(min(connect, LONGEST.connect), min(read, LONGEST.read), keepalive)
-        self.nodes = RedisNodes(parse(url), capped)
+        self.nodes = RedisNodes(parse(url), Timeouts(*map(min, timeouts, LONGEST)))
         self._keys: dict[Slot, SlotKeys] = {}
         self._calls = Calls(self.nodes, self.keys)
 

@@ -68,7 +68,7 @@ class Location:
     user: User = field(default=("", ""), repr=False)
     sentinel_user: User = field(default=("", ""), repr=False)
 
-    def open(self, address: Address, timeout: float, keepalive: float) -> socket.socket:
+    def open(self, address: Address, timeout: float) -> socket.socket:
         """Connect to a server. Both times are in seconds; ``timeout`` is for each step. Raises OSError."""
         unix = address.port == 0
         sock = socket.socket(socket.AF_UNIX) if unix else socket.create_connection(address, timeout)
@@ -77,7 +77,7 @@ class Location:
                 sock.settimeout(timeout)
                 sock.connect(address.host)
                 return sock
-            sockets.keep_alive(sock, keepalive)
+            sockets.keep_alive(sock)
             if self.tls is None:
                 return sock
             return self.tls_context(self.tls).wrap_socket(sock, server_hostname=address.host)

@@ -127,7 +127,6 @@ class Parts:
                         connect_timeout=settings.connect_timeout,
                         read_timeout=settings.read_timeout,
                         write_timeout=settings.write_timeout,
-                        keepalive=settings.keepalive,
                         secret_keys=[key.get_secret_value() for key in settings.secret_key],
                         indexed=settings.redis_url is not None,
                     )
@@ -197,5 +196,5 @@ def open_queues(settings: Settings, most: float = inf, indexed: Callable[[], boo
     if settings.redis_url is None:
         return NoIndex(indexed)
     connect, read = min(most, settings.connect_timeout), min(most, settings.read_timeout)
-    timeouts = Timeouts(connect, read, settings.keepalive)
+    timeouts = Timeouts(connect, read)
     return Queues(settings.redis_url, namespace=settings.namespace, timeouts=timeouts)

@@ -29,7 +29,7 @@ from sqlalchemy.engine import URL
 
 from toc import sockets
 from toc.model.errors import ConfigError, NotInstalled, SchemaBehind, StoreUnavailable
-from toc.sockets import KEEPALIVE_SECONDS, URL_FLAGS
+from toc.sockets import URL_FLAGS
 from toc.store.servers import server as db
 from toc.store.servers.mysql_answers import WHOLE, read_answers
 from toc.store.servers.pool import Pool
@@ -90,10 +90,9 @@ _NONSENSE = (ValueError, LookupError, TypeError, AttributeError, AssertionError,
 
 def connector(
     url: URL, connect_timeout: float, read_timeout: float | None, write_timeout: float, *,
-    database: str | None = None, lock_timeout: int | None = None, keepalive: float = KEEPALIVE_SECONDS,
+    database: str | None = None, lock_timeout: int | None = None,
 ) -> Callable[[], MySqlConnection]:  # fmt: skip
-    """Return a function that opens a connection with the session settings of toc. Timeouts are seconds, and
-    so is ``keepalive``, after which the kernel probes an idle connection.
+    """Return a function that opens a connection with the session settings of toc. Timeouts are seconds.
 
     ``lock_timeout``: seconds its statements wait for locked tables; None: the server's setting.
 
@@ -124,7 +123,7 @@ def connector(
     def log_in() -> tuple[pymysql.connections.Connection[Any], socket.socket]:
         try:
             context = read_context()
-            sock = _opened(url, options, connect_timeout, keepalive)
+            sock = _opened(url, options, connect_timeout)
         except OSError as exc:
             what = f"Can't connect to MySQL server on {url.host!r} ({exc})"
             raise OperationalError(CR.CR_CONN_HOST_ERROR, what) from exc
@@ -179,7 +178,7 @@ def _parsed(what: str) -> Iterator[None]:
         raise OperationalError(CR.CR_MALFORMED_PACKET, what) from exc
 
 
-def _opened(url: URL, options: Mapping[str, Any], seconds: float, keepalive: float) -> socket.socket:
+def _opened(url: URL, options: Mapping[str, Any], seconds: float) -> socket.socket:
     """Open a socket to the server. Raises OSError."""
     if "unix_socket" in options:
         sock = socket.socket(socket.AF_UNIX)
@@ -187,7 +186,7 @@ def _opened(url: URL, options: Mapping[str, Any], seconds: float, keepalive: flo
         sock.connect(options["unix_socket"])
         return sock
     sock = socket.create_connection((url.host or "127.0.0.1", url.port or 3306), seconds)
-    sockets.keep_alive(sock, keepalive)
+    sockets.keep_alive(sock)
     return sock
 
 
@@ -473,12 +472,11 @@ class MySqlServer(DatabaseServer):
     def __init__(
         self, url: URL, databases: Sequence[int], *,
         connect_timeout: float = 3.0, read_timeout: float = 10.0, write_timeout: float = 10.0,
-        keepalive: float = KEEPALIVE_SECONDS, pool_size: int = 8,
+        pool_size: int = 8,
     ) -> None:  # fmt: skip
-        connect = partial(connector, url, keepalive=keepalive)
+        connect = self._connect = partial(connector, url)
         ours = connect(connect_timeout, read_timeout, write_timeout, lock_timeout=TABLE_LOCK_SECONDS)
         super().__init__(server_name(url), databases, Pool(ours, pool_size, connect_timeout + read_timeout))
-        self._connect = connect
 
     def _connect_within(self, seconds: float) -> MySqlConnection:
         return self._connect(seconds, seconds, seconds)()

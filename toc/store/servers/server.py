@@ -90,13 +90,12 @@ class Duplicate(Exception):
 
 
 class Options(TypedDict, total=False):
-    """Options of the connections to a server. Timeouts and ``keepalive`` (see ``toc.sockets``) are seconds;
-    ``pool_size`` bounds how many connections a process has."""
+    """Options of the connections to a server. Timeouts are seconds; ``pool_size`` bounds how many connections
+    a process has."""
 
     connect_timeout: float
     read_timeout: float
     write_timeout: float
-    keepalive: float
     pool_size: int
 
 
