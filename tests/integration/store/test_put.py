@@ -211,6 +211,22 @@ def test_a_change_that_did_not_reach_the_server_is_not_taken_for_anothers_that_d
     assert (now.version, now.tries, now.expires_at) == (2, 1, expires)
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_a_try_may_have_begun_before_a_replacement_that_is_written_after_its_time(
+    between: Between, new_row: NewRow, many: bool
+) -> None:
+    rows = [new_row(dedup_key="k", action_time=time.time_ns() // 1_000_000 + 2000) for _ in range(1 + many)]
+    for row in rows:
+        put(between.one, row)
+    due = max(row.action_time for row in rows) / 1000
+    between.steps = [lambda: time.sleep(max(0.0, due - time.time()))]
+    asked = [Submission(named(new_row, row), None, OnConflict.REPLACE) for row in rows]
+    outcomes = between.one.put_each(asked)
+    assert [one.put for one in outcomes if isinstance(one, Stored)] == [
+        (row.job_id, MAY_HAVE_STARTED) for row in rows
+    ]
+
+
 def test_a_lost_change_is_unknown_once_others_have_changed_the_task_twice(
     between: Between, new_row: NewRow
 ) -> None:

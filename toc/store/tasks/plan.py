@@ -6,7 +6,7 @@ first, and then fails as a whole.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import DedupConflict, TaskExists
@@ -34,6 +34,12 @@ class Stored(NamedTuple):
     kept: TaskRow | None = None
     before: TaskRow | None = None
     due: int = 0
+
+    def told(self, now: int) -> Self:
+        """Return it as it is told ``now`` (ms), once it is written, perhaps long after it was planned."""
+        if self.before is None:
+            return self
+        return self._replace(put=self.put._replace(outcome=_replaced(self.before, now)))
 
 
 class Seen(NamedTuple):
@@ -95,7 +101,7 @@ class Planner:
         table = self._shards.table_of(before.job_id)
         name, body_name = self._shards.names[table], self._shards.body_names[table]
         check_expiry(row.expires_at, row.action_time)
-        put = Put(before.job_id, _replaced(seen, now))
+        put = Put(before.job_id, _replaced(tried(seen), now))
         changes = []
         if asked.request is not None:
             # The row stays as it is from here on: either both statements that look at it change something, or
@@ -237,10 +243,9 @@ def tried(seen: Seen) -> TaskRow:
     return seen.row._replace(attempts=max(seen.row.attempts, 1)) if seen.leased else seen.row
 
 
-def _replaced(pending: Seen, now: int) -> PutOutcome:
-    """Return the outcome of replacing this row, by its state."""
-    row = pending.row
-    started = pending.leased or row.attempts or row.crashes or row.last_error is not None
+def _replaced(row: TaskRow, now: int) -> PutOutcome:
+    """Return the outcome of replacing a row at ``now`` (ms), as ``tried`` returned it."""
+    started = row.attempts or row.crashes or row.last_error is not None
     if started or row.action_time - now <= MAX_CLOCK_SKEW_MS:
         return PutOutcome.MAY_HAVE_STARTED
     return PutOutcome.REPLACED

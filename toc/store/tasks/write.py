@@ -118,7 +118,7 @@ class Writer:
         outcome = work.outcomes[0]
         if isinstance(outcome, TocError):
             raise outcome
-        return outcome
+        return outcome.told(self._stamp())
 
     def _put_alone(self, one: Submission) -> Stored | TocError:
         """Do as ``put``, and return an error; does not wait for a server known to be away."""
@@ -166,7 +166,8 @@ class Writer:
             if not isinstance(exc, (db.Transient, db.Refused, SchemaBehind)):
                 for n in list(work.todo):
                     work.settle(n, exc)
-        return [work.outcomes.get(n, outcome) for n, outcome in enumerate(outcomes)]
+        told = [work.outcomes.get(n, outcome) for n, outcome in enumerate(outcomes)]
+        return [one.told(self._stamp()) if isinstance(one, Stored) else one for one in told]
 
     # --- many tasks of one caller
 
