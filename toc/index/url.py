@@ -69,7 +69,7 @@ class Location:
     sentinel_user: User = field(default=("", ""), repr=False)
 
     def open(self, address: Address, timeout: float) -> socket.socket:
-        """Connect to a server. Both times are in seconds; ``timeout`` is for each step. Raises OSError."""
+        """Connect to a server. ``timeout`` (seconds) is for each step. Raises OSError."""
         unix = address.port == 0
         sock = socket.socket(socket.AF_UNIX) if unix else socket.create_connection(address, timeout)
         try:
