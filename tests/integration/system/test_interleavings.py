@@ -1,13 +1,14 @@
 """Orders of events that were wrong once, step by step on real servers.
 The model in spec/ found most of it."""
 
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from harness.hands import SLOT, TOPIC, Pair, in_five_minutes, meanwhile, out_of_reach, submit_due
 from harness.patience import PATIENCE, until
-from harness.tables import raw, task_tables
+from harness.tables import engine_of, raw, task_tables
 
 from toc import CancelOutcome, RescheduleOutcome, TaskStatus
 from toc.model.sharding import table_of_job
@@ -17,6 +18,7 @@ from toc.store.tasks.tries import TakeTries
 from toc.worker import reclaim
 from toc.worker.handover import HAND_OVER_SECONDS
 from toc.worker.reclaim import EMPTY_SECONDS
+from toc.worker.settle.finish import RETRY_SECONDS
 
 # Orders of events that were wrong once, step by step on real servers. The model in spec/ found most of it.
 
@@ -340,3 +342,23 @@ def test_a_cancel_knows_of_a_try_that_was_stopped_and_given_back_uncharged(hands
     row = hands.row(job_id)
     assert (row.status, row.attempts, row.crashes) == (TaskStatus.PENDING, 0, 0)
     assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
+
+
+def test_a_try_whose_row_was_locked_waits_for_no_row_that_is_locked_later(hands: Pair) -> None:
+    """Such as those that a caller cancels in a long transaction, while their tries end one after another."""
+    worker, _ = hands
+
+    def end_locked() -> int:
+        job_id = worker.begin_one()
+        hands.center.cancel(job_id, connection=transactions.enter_context(engine.connect()))
+        worker.end_and_finish()
+        return job_id
+
+    url = hands.system.settings.need_database_urls()[0]
+    with engine_of(url) as engine, ExitStack() as transactions:
+        first = end_locked()
+        transactions.close()
+        for _ in range(3):
+            worker.clock.slept += 0.75 * RETRY_SECONDS
+            end_locked()
+    assert hands.ran(first)

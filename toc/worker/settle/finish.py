@@ -133,7 +133,8 @@ class Flusher:
             self.loop.pause(self._flushed_at + gather - self.tools.clock.monotonic())
             self._flushed_at = self.tools.clock.monotonic()
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
-            if self._unwritten and self._flushed_at >= self._again_at:
+            again = self._flushed_at >= self._again_at
+            if again:
                 batch = self._unwritten[:FLUSH_LIMIT] + batch
                 self._unwritten = self._unwritten[FLUSH_LIMIT:]
             moves = [self._moves.popleft() for _ in range(len(self._moves))]
@@ -144,7 +145,8 @@ class Flusher:
                 failpoint("finish.rows-written")
                 if unwritten:
                     self._unwritten += unwritten
-                    self._again_at = self.tools.clock.monotonic() + RETRY_SECONDS
+                    if again:  # those that fail meanwhile do not put off the others
+                        self._again_at = self.tools.clock.monotonic() + RETRY_SECONDS
                 failed += self.mover.make(moves)
             self._moves += failed
             if self._ended or self._moves:
