@@ -63,10 +63,7 @@ _ERROR_TABLE: dict[str, tuple[Then, str]] = {
     "TRYAGAIN": (Then.PAUSE, "this slot is being moved between nodes; try again"),
     "CLUSTERDOWN": (Then.REDISCOVER, "the cluster does not serve this slot; check CLUSTER INFO"),
     "MASTERDOWN": (Then.REDISCOVER, "it has lost its master; wait for the failover"),
-    "READONLY": (
-        Then.REDISCOVER,
-        "it is a replica; await the failover, or name the master in TOC_REDIS_URL",
-    ),
+    "READONLY": (Then.REDISCOVER, "it is a replica; await the failover, or name the master in TOC_REDIS_URL"),
     "LOADING": (Then.PAUSE, "it is loading its data; wait"),
     "BUSY": (Then.PAUSE, "another program's script blocks it; see SLOWLOG, or use SCRIPT KILL"),
     "MISCONF": (Then.PAUSE, "it cannot save to disk and refuses writes; check its disk and log"),

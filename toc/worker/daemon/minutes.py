@@ -25,11 +25,7 @@ LAST_SECONDS = 3.0
 COMPLAIN_SECONDS = 600.0
 
 
-_PLACES = {
-    "processed": minutes.PROCESSED,
-    "failed": minutes.FAILED,
-    "dead": minutes.DEAD,
-}
+_PLACES = {"processed": minutes.PROCESSED, "failed": minutes.FAILED, "dead": minutes.DEAD}
 
 
 def tallies(values: Mapping[Key, Sequence[float]]) -> dict[str, Tally]:
