@@ -226,26 +226,26 @@ class InTransaction:
     def __init__(
         self, center: TimeoutCenter, after_commit: AfterCommit[int | Change[Any]], connection: Connection
     ) -> None:
-        self._store, self._changes = center.store, center._changes
+        self._center, self._changes = center, center._changes
         self._after_commit = after_commit
         self.connection = connection
 
     def submit(self, many: Sequence[Submission]) -> list[int]:
         """Store tasks; return their job_ids in order."""
-        job_ids = self._store.callers.put_many(self.connection, many)
+        job_ids = self._center.store.callers.put_many(self.connection, many)
         self._after_commit.add(self.connection, job_ids)
         return job_ids
 
     def ids(self, biz: BizId, biz_type: int) -> list[int]:
         """Return the tasks of a biz_id, with those of the transaction."""
-        return self._store.ids_with(self.connection, biz, biz_type)
+        return self._center.store.ids_with(self.connection, biz, biz_type)
 
     def cancel(self, job_ids: Sequence[int], answer: Callable[[dict[int, CancelOutcome]], T]) -> Change[T]:
         """Cancel tasks. ``answer`` makes the outcome of theirs."""
-        found = self._store.callers.cancel(self.connection, job_ids)
+        found = self._center.store.callers.cancel(self.connection, job_ids)
 
         def judge() -> T:
-            rows = self._store.read(found)
+            rows = self._center.store.read(found)
             for job_id, row in rows.items():
                 _, before = found[job_id]
                 if before.status in (TaskStatus.PENDING, TaskStatus.CANCELLED) and (
@@ -259,10 +259,10 @@ class InTransaction:
 
     def reschedule(self, job_id: int, due: int, expiry: int) -> Change[RescheduleOutcome]:
         """Give a task another deadline ``due`` (ms); it expires at ``expiry`` (ms; 0: as before)."""
-        changed, before = self._store.callers.reschedule(self.connection, job_id, due, expiry)
+        changed, before = self._center.store.callers.reschedule(self.connection, job_id, due, expiry)
 
         def judge() -> RescheduleOutcome:
-            row = self._store.get(job_id)
+            row = self._center.store.get(job_id)
             now = None if row is None else (row.version, row.action_time)
             if changed and before is not None and now != (before.version + 1, due):
                 raise _not_committed(job_id)
