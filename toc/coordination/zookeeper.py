@@ -305,7 +305,7 @@ class ZooKeeperCoordinator:
         workers = self._listed["workers"]
         workers.read(self._session, self._directories["workers"])
         if gone := list(filter(self._local_names.proves_gone, workers.names - self._ours)):
-            log.warning("workers_proved_gone", workers=gone)
+            log.info("workers_proved_gone", workers=gone)
             claims = read_claims(self._session)
             self._claims.unwritten.update(slot for slot, claim in claims.items() if claim.worker_id in gone)
             self._ours.update(gone)
