@@ -416,9 +416,10 @@ def test_sync_brings_topics_to_what_code_declares_and_names_what_is_refused(
     assert altered is not None
     assert (altered.retries, altered.backoff_cap, altered.biz_type) == (9, 300, 7)
     assert store.topics.get("sync.taken") is None
-    monkeypatch.delitem(sys.modules, "app_of_sync")
+    del sys.modules["app_of_sync"]
     monkeypatch.setenv("TOC_TABLES", "2")
     refused = toc.refused("topic", "sync", "--app", "app_of_sync:center", code=SchemaBehind.exit_code)
+    del sys.modules["app_of_sync"]  # its topics are nothing to other tests of this process
     assert "TOC_DATABASES and TOC_TABLES differ" in refused, "no worker would start"
     actions = {row["action"] for row in toc.json("audit") if row["outcome"] == "done"}
     assert actions == {"topic.alter", "topic.create"}

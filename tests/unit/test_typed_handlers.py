@@ -542,7 +542,7 @@ def test_policies_are_checked_where_they_are_declared(toc: Toc, center: TimeoutC
     with pytest.raises(DuplicateHandler, match="declared already"):
         center.topic("p.policies", retries=5)
     center.topic("p.pulled", delivery="pull", slots=8)
-    center.topic("p.numbered", biz_type=1)
+    center.topic("p.numbered", biz_type=4711)
     assert toc.center.submit("p.numbered", biz_id=1, delay=1)
     assert toc.center.submit("p.pulled", biz_id=1, delay=1)
 
