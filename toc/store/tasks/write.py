@@ -118,7 +118,7 @@ class Writer:
         outcome = work.outcomes[0]
         if isinstance(outcome, TocError):
             raise outcome
-        return outcome.told(self._stamp())
+        return self._told(one, outcome)
 
     def _put_alone(self, one: Submission) -> Stored | TocError:
         """Do as ``put``, and return an error; does not wait for a server known to be away."""
@@ -166,8 +166,13 @@ class Writer:
             if not isinstance(exc, (db.Transient, db.Refused, SchemaBehind)):
                 for n in list(work.todo):
                     work.settle(n, exc)
-        told = [work.outcomes.get(n, outcome) for n, outcome in enumerate(outcomes)]
-        return [one.told(self._stamp()) if isinstance(one, Stored) else one for one in told]
+        found = [work.outcomes.get(n, outcome) for n, outcome in enumerate(outcomes)]
+        many = zip(wanted, found, strict=True)
+        return [self._told(one, done) if isinstance(done, Stored) else done for one, done in many]
+
+    def _told(self, one: Submission, done: Stored) -> Stored:
+        """Return an outcome as it is told. That of a request stays as it is stored: a repeat gets it, too."""
+        return done.told(self._stamp()) if one.request is None else done
 
     # --- many tasks of one caller
 
