@@ -249,7 +249,7 @@ def test_a_task_exists_exactly_if_the_callers_rows_do(case: Case, count: int, ki
     place = case.path / "said"
     try:
         with Proxy(case.mariadb.port) as proxy:
-            proxy.eat(b"COMMIT", count=None, probability=0.02, quiet=0.02)
+            proxy.eat(b"\x03COMMIT", count=None, probability=0.02, quiet=0.02)
             url = engine.url.set(port=proxy.port).render_as_string(hide_password=False)
             for first in range(0, 10 * PROCESSES, PROCESSES):  # where they run in turn, they do not meet
                 running = [
