@@ -157,7 +157,7 @@ def break_off(application: Application, count: int) -> Counter[str]:
                 signal.setitimer(signal.ITIMER_REAL, 0)
         except (Interrupted, Ended):
             broken[name] += 1
-        except KeyError as exc:  # of Thread.start, interrupted once its thread runs: CPython raises it instead
+        except KeyError as exc:  # of Thread.start, interrupted once its thread runs: CPython raises this
             if not isinstance(exc.__context__, (Interrupted, Ended)):
                 raise
             broken[name] += 1
