@@ -172,7 +172,7 @@ class Writer:
 
     def _told(self, one: Submission, done: Stored) -> Stored:
         """Return an outcome as it is told. That of a request stays as it is stored: a repeat gets it, too."""
-        return done.told(self._stamp()) if one.request is None else done
+        return done.told(self._clock.now_ms()) if one.request is None else done
 
     # --- many tasks of one caller
 
