@@ -52,7 +52,7 @@ class CancelOutcome(Enum):
     """The outcome of a cancel."""
 
     CANCELLED = "cancelled"
-    """The handler has not run for the current deadline and never will. Also of a task that expired before its
+    """The handler has never run and never will. Also of a task that expired before its
     first try."""
     MAY_HAVE_STARTED = "may_have_started"
     """Cancelled, but a try may be running or may have run. No later try follows."""
