@@ -6,9 +6,9 @@
 The result of each table is written beside it when its last page is counted (toc.model.due). Two workers that
 walk one table do no harm.
 
-A page reads some thousand entries of an index and no rows. After each page the walk rests: its steps take at
-most SHARE of the time of one connection to each database server, however many workers share the tables. So
-it costs the same with any number of rows; with more of them its rounds take longer than their period.
+A page reads some thousand entries of an index and no rows. After each page the walk rests, for a period at
+most: its steps take SHARE of the time of one connection to each database server, however many workers share
+the tables. So it costs the same with any number of rows; with more of them its rounds take longer than that.
 """
 
 from collections import Counter, deque
@@ -29,7 +29,7 @@ from toc.store.tasks.scan import Place, Position
 log = get_logger(__name__)
 
 SHARE = 0.01
-"""The part of the time of a connection to each database server that all walks take, at most: as the slow
+"""The part of the time of a connection to each database server that all walks take, about: as the slow
 passes of the sweep, so that no more than the slowest percent of tasks can meet a step."""
 PERIOD_SECONDS = {NEAR: 60.0, FAR: 600.0}
 """How often each part is counted, at most."""
@@ -106,7 +106,8 @@ class DueWalk:
         if not (due.waiting or due.walks):
             due.at = max(due.at + PERIOD_SECONDS[due.part], began)
         share = SHARE * min(1.0, len(mine) * self._servers_per_table)
-        return (self._clock.monotonic() - began) * (1 / share - 1)
+        # After a step that hung for seconds the counts would grow hours old.
+        return min((self._clock.monotonic() - began) * (1 / share - 1), PERIOD_SECONDS[due.part])
 
     def _step(self, due: _Round, mine: frozenset[int], began: float) -> Mapping[int, Trouble]:
         """Count a page of each of some tables, and write what is counted. Returns the tables that failed,

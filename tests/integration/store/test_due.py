@@ -210,6 +210,13 @@ def test_the_walk_takes_a_small_share_of_a_connection(fresh_store: Store, new_ro
         assert busy <= 1.1 * SHARE * part * (walking.clock.ahead - began)
 
 
+def test_after_a_step_that_hung_the_walk_rests_for_a_period_at_most(fresh_store: Store) -> None:
+    walking = Walking(fresh_store)
+    walking.mine = frozenset([0])
+    walking.clock.each = 10.0
+    assert [walking.walk.run_once() for _ in (NEAR, FAR)] == [PERIOD_SECONDS[NEAR], PERIOD_SECONDS[FAR]]
+
+
 def test_a_metric_has_the_same_numbers_of_the_tables_swept_here(fresh_store: Store, new_row: NewRow) -> None:
     delays = [-HOUR, 30 * MINUTE, 2 * HOUR, 3 * 24 * HOUR, 30 * 24 * HOUR]
     rows = [
