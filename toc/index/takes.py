@@ -51,7 +51,7 @@ class Takes:
         self._made: SimpleQueue[tuple[RedisNode | None, Calls, float]] = SimpleQueue()
         """What other threads have done."""
         self.answered: list[tuple[Calls, float]] = []
-        """What ``answers`` returns next, and when it was sent (monotonic)."""
+        """What ``answers`` returns next, and when it was sent or refused (monotonic)."""
         self._slow: set[RedisNode | None] = set()
         """Nodes whose last answer came later than soon."""
 
@@ -60,7 +60,7 @@ class Takes:
         return self._queues.nodes.known(self._queues.keys(slot).hash_slot)
 
     def begin(self, requests: Iterable[PrepareRequest]) -> None:
-        """Send requests to nodes to which none is under way, and hear what they answer soon."""
+        """Send requests, refuse them to nodes to which some are under way, and hear what is answered soon."""
         by_node: dict[RedisNode | None, dict[Call, PrepareRequest]] = {}
         for request in requests:
             call = self._queues.prepare_call(request)
@@ -80,9 +80,8 @@ class Takes:
         answers = []
         while self.answered:
             calls, at = self.answered.pop()
-            prepared, strays = self._queues.prepared_by(
-                {request.slot: call for call, request in calls.items()}
-            )
+            by_slot = {request.slot: call for call, request in calls.items()}
+            prepared, strays = self._queues.prepared_by(by_slot)
             answers += [(request, prepared[request.slot], at) for request in calls.values()]
             if strays:
                 self._begin(partial(self._queues.drop_strays, strays))
@@ -90,8 +89,6 @@ class Takes:
 
     def give_up(self) -> float:
         """Give up the nodes that have not answered in time. Returns when the next is given up (monotonic)."""
-        if not self.under_way:
-            return inf
         takes = [take for take in self.under_way.values() if take is not None]
         now, following = time.monotonic(), min((take.until for take in takes), default=inf)
         if following > now:
@@ -102,10 +99,13 @@ class Takes:
         return now
 
     def _send(self, node: RedisNode | None, calls: Calls, at: float) -> None:
+        if node in self.under_way:  # the map has changed since the caller looked
+            self._fail(calls, IndexUnavailable("the slot has moved to a node that has yet to answer"), at)
+            return
         try:
             wire = None if node is None else node.take_idle()
         except IndexUnavailable as exc:
-            self._fail(calls, exc)
+            self._fail(calls, exc, at)
             return
         if node is None or wire is None:
             self._leave(node, calls, at)
@@ -150,10 +150,10 @@ class Takes:
             self._slow.discard(node)
         self.answered.append((calls, at))
 
-    def _fail(self, calls: Calls, error: IndexUnavailable) -> None:
+    def _fail(self, calls: Calls, error: IndexUnavailable, at: float) -> None:
         for call in calls:
             call.result = error
-        self.answered.append((calls, 0.0))
+        self.answered.append((calls, at))
 
     def _leave(self, node: RedisNode | None, calls: Calls, at: float) -> None:
         """Have a thread make the calls, however long that takes."""
@@ -166,7 +166,7 @@ class Takes:
         if self._begin(make):
             self.under_way[node] = None
         else:
-            self._fail(calls, IndexUnavailable("no thread can be started to call Redis; check the limits"))
+            self._fail(calls, IndexUnavailable("no thread for Redis can be started; check the limits"), at)
 
     def _begin(self, do: Callable[[], object]) -> bool:
         try:

@@ -218,6 +218,21 @@ def test_a_forked_child_does_not_wait_for_what_a_thread_of_its_parent_does() -> 
     assert ended == 0, "it waits for a lock"
 
 
+def taking(queues: Queues) -> tuple[Takes, Reactor]:
+    reactor = Reactor()
+    return Takes(queues, reactor), reactor
+
+
+def answers(takes: Takes, reactor: Reactor, count: int = 1) -> list[tuple[PrepareRequest, object, float]]:
+    """What so many requests are answered."""
+    found: list[tuple[PrepareRequest, object, float]] = []
+    while len(found) < count:
+        reactor.sleep(0.1)
+        reactor.hear()
+        found += takes.answers()
+    return found
+
+
 def test_without_threads_a_take_that_needs_one_is_refused_and_the_next_one_works(
     queues: Queues, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,27 +240,43 @@ def test_without_threads_a_take_that_needs_one_is_refused_and_the_next_one_works
         raise RuntimeError("can't start new thread")
 
     queues.add({SLOT: [(1, 1.0)]})
-    reactor = Reactor()
-    takes = Takes(queues, reactor)
-
-    def answer() -> object:
-        takes.begin([PrepareRequest(SLOT, 500, 16, 7)])
-        found: list[Any] = []
-        while not found:
-            reactor.sleep(0.1)
-            reactor.hear()
-            found += takes.answers()
-        return found[0][1]
-
+    takes, reactor = taking(queues)
     queues.close()
+    began = time.monotonic()
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        refused = answer()
+        takes.begin([PrepareRequest(SLOT, 500, 16, 7)])
+        ((_, refused, at),) = answers(takes, reactor)
     assert isinstance(refused, IndexUnavailable)
     assert "no thread" in str(refused)
-    taken = answer()
+    assert began <= at <= time.monotonic(), "what it held up is told by when it began"
+    takes.begin([PrepareRequest(SLOT, 500, 16, 7)])
+    ((_, taken, _),) = answers(takes, reactor)
     assert isinstance(taken, Prepared)
     assert [job_id for job_id, _ in taken.entries] == [1]
+
+
+def test_a_slot_that_has_just_moved_to_a_node_with_a_take_under_way_is_refused_until_that_has_ended(
+    launch: Launch,
+) -> None:
+    server = launch(RedisServer)
+    with closing(Queues(server.url, timeouts=Timeouts(60.0, 60.0))) as queues:
+        queues.add({slot: [(slot.number + 1, 1.0)] for slot in SLOTS[:2]})
+        takes, reactor = taking(queues)
+        server.pause()
+        for slot in SLOTS[:2]:  # the second is on this node since the caller has looked
+            takes.begin([PrepareRequest(slot, 500, 16, 7)])
+        server.resume()
+        found = {request.slot: result for request, result, _ in answers(takes, reactor, 2)}
+        first, second = (found[slot] for slot in SLOTS[:2])
+        assert isinstance(first, Prepared)
+        assert [job_id for job_id, _ in first.entries] == [1]
+        assert isinstance(second, IndexUnavailable)
+        assert not isinstance(second, ReplyLost)
+        takes.begin([PrepareRequest(SLOTS[1], 500, 16, 7)])
+        ((_, again, _),) = answers(takes, reactor)
+        assert isinstance(again, Prepared)
+        assert [job_id for job_id, _ in again.entries] == [2]
 
 
 def test_a_server_with_all_the_clients_it_takes_is_used_over_open_connections(launch: Launch) -> None:
