@@ -122,7 +122,6 @@ def measure(rounds: int, rate: int) -> dict[str, object]:
             "microseconds of processor for a task": told,
             "telling, % of a core": round(more * rate / 1e4, 1),
             "late starts told": sum(one.tasks for one in counts),
-            "not written to their row": sum(one.unwritten for one in counts),
         }
 
 

@@ -211,7 +211,6 @@ IN_THE_FIRST_DATABASE: Tables = {
         until_time {ms} NOT NULL,
         gmt_create {ms} NOT NULL,
         tasks {u32} NOT NULL,
-        unwritten {u32} NOT NULL,
         worst {u64} NOT NULL,
         job_id {u64} NOT NULL,
         evidence VARCHAR(255) NOT NULL,

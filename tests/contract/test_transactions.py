@@ -319,6 +319,11 @@ def test_a_transaction_sees_and_changes_what_it_has_submitted(idle: Contract, en
             center.submit("c.plain", biz_id=14, body=b"another", **of_now)
         with pytest.raises(errors.InvalidExpiry):
             center.reschedule(ends, action_time=soon(9999), connection=connection)
+        by_topic = center.submit("c.expires", biz_id=14, delay="2h", connection=connection)
+        for delay in ("30m", "9h"):
+            center.reschedule(by_topic, delay=delay, connection=connection)
+    two_hours = known(center.get(by_topic))
+    assert two_hours.expires_at == two_hours.action_time + timedelta(hours=2)
     assert moved.outcome is RescheduleOutcome.RESCHEDULED
     assert gone.outcome is again.outcome is CancelOutcome.CANCELLED
     assert idle.status(one) == 0

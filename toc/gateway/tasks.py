@@ -2,6 +2,7 @@
 
 from base64 import b64decode
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from typing import Annotated, Any, Literal, NotRequired, TypeVar
@@ -13,7 +14,7 @@ from toc.gateway.calls import Asked, HttpCall, Instant, Model, Query, TaskBizId,
 from toc.gateway.exchange import Answer
 from toc.gateway.problems import INVALID, NO_BODY, Problem, problem_of
 from toc.model.access import Access, Action
-from toc.model.errors import RequestReused, TocError
+from toc.model.errors import Busy, RequestReused, TocError
 from toc.model.task import NewTask, OnConflict, Put, PutOutcome, Submission, TaskRow
 from toc.model.topic import Topic
 from toc.operate.late import may_be_late, why
@@ -219,7 +220,9 @@ async def get(asked: Asked) -> Answer:
     if may_be_late(row, center.clock.now_ms()):
         servers = asked.token.may(Action.READ_CLUSTER) is Access.ALLOWED
         known = center.catalog.known_type(row.biz_type)
-        shown["late"] = await asked.service.within("late", partial(why, center, row, known, servers=servers))
+        with suppress(Busy):
+            explain = partial(why, center, row, known, servers=servers)
+            shown["late"] = await asked.service.within("late", explain)
     return Answer(shown)
 
 

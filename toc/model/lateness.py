@@ -205,9 +205,8 @@ def _length(span: Span) -> int:
 class Episode(NamedTuple):
     """Tasks of a topic that started late for one cause, in the process ``who``, one after the other.
 
-    They were due from ``since`` on and started by ``until``. ``tasks``: how many; ``unwritten``: of these,
-    those whose rows do not say it. ``worst`` is the latest (ms), of the task ``job_id``, with its evidence.
-    ``began`` is when the episode was first counted (ms).
+    They were due from ``since`` on and started by ``until``. ``tasks``: how many. ``worst`` is the latest
+    (ms), of the task ``job_id``, with its evidence. ``began`` is when the episode was first counted (ms).
     """
 
     episode_id: int
@@ -218,7 +217,6 @@ class Episode(NamedTuple):
     until: int
     began: int
     tasks: int = 0
-    unwritten: int = 0
     worst: int = 0
     job_id: int = 0
     evidence: str = ""
@@ -230,7 +228,6 @@ class Episode(NamedTuple):
             since=min(self.since, *[late.due for _, late in starts]),
             until=max(self.until, *[late.started for _, late in starts]),
             tasks=self.tasks + len(starts),
-            unwritten=self.unwritten + sum([not late.spans for _, late in starts]),
         )
         if latest.started - latest.due <= self.worst:
             return more
@@ -263,8 +260,7 @@ def by_cause(episodes: Iterable[Episode]) -> list[Episode]:
         if same is not None:
             worst = one if one.worst > same.worst else same
             since, until = min(one.since, same.since), max(one.until, same.until)
-            tasks, unwritten = one.tasks + same.tasks, one.unwritten + same.unwritten
-            one = worst._replace(since=since, until=until, tasks=tasks, unwritten=unwritten)
+            one = worst._replace(since=since, until=until, tasks=one.tasks + same.tasks)
         found[one.topic, one.cause] = one
     return sorted(found.values(), key=lambda one: one.tasks, reverse=True)
 

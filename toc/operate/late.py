@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from toc.model import lateness
 from toc.model.access import Action as Right
 from toc.model.clock import to_ms
-from toc.model.errors import IndexUnavailable, Unavailable
+from toc.model.errors import IndexUnavailable, SchemaBehind, Unavailable
 from toc.model.lateness import CAUSES, LATE_MS, Cause, Span, Tried, Why, clock_time, stored_late
 from toc.model.pull import LEASE_ENDED
 from toc.model.task import TaskRow, TaskStatus
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 RECENT_MS = 45_000
 """What made tasks of a topic late so short a while ago still does."""
-SEEN, RUNNING = 20, 1000
-"""How many episodes at the time of a task are read, and running tasks of its topic."""
+RUNNING = 1000
+"""How many running tasks of a topic are read."""
 DEFAULT_MS = 3_600_000
 
 
@@ -40,17 +40,17 @@ def may_be_late(row: TaskRow, now: int) -> bool:
     """Whether ``why`` may have something to say of a task. Reads nothing."""
     if row.status == TaskStatus.PENDING:
         return now - row.action_time > LATE_MS
-    return row.status == TaskStatus.PROCESSED and (
-        row.late is not None or row.next_time - row.action_time > LATE_MS
-    )
+    return row.status == TaskStatus.PROCESSED and not (row.late is None and row.last_error is None)
 
 
 def why(
     center: TimeoutCenter, row: TaskRow, topic: Topic | None, *, servers: bool = True
 ) -> LateShown | None:
-    """Return why a task is late, as it is shown, or None if it is not or nobody knows.
+    """Return why a task is late, as it is shown, or None if it is not or nobody knows, as while the first
+    database is away.
 
-    ``servers``: whoever asks may know which servers and hosts there are. Raises StoreUnavailable.
+    ``servers``: whoever asks may know which servers and hosts there are. Raises StoreUnavailable if the
+    task's own is away.
     """
     now = center.clock.now_ms()
     if not may_be_late(row, now):
@@ -66,26 +66,17 @@ def why(
         due = starts[0].due if starts else tries[0].at if tries else row.next_time
     ended = row.next_time if row.status == TaskStatus.PROCESSED else None
     explain = partial(lateness.explain, due, starts, tries, ended, lapsed=row.last_error == LEASE_ENDED)
-    if ended is None and topic is not None:
-        found = _so_far(center, row, topic, due, now, explain)
-    else:
+    found = None
+    if ended is not None or topic is None:
         found = explain(now)
-        if found is None and ended is not None and topic is not None:
-            found = _counted(center, topic, due, ended)
+    else:
+        with suppress(Unavailable, SchemaBehind):
+            found = _so_far(center, row, topic, due, now, explain)
     if found is None:
         return None
     if not servers:
         found = found._replace(spans=list(map(lateness.without_servers, found.spans)))
     return cast(LateShown, found.shown())
-
-
-def _counted(center: TimeoutCenter, topic: Topic, due: int, ended: int) -> Why | None:
-    """Return why a task may have been late whose row does not say it, as more were late than were written."""
-    for one in center.store.episodes.of(topic.name, due, due, SEEN):
-        if one.unwritten and ended - due > LATE_MS:
-            about = f"so {one.tasks} tasks were late then, this one perhaps"
-            return Why(due, min(ended, one.until), [Span(one.cause, due, min(ended, one.until), about)])
-    return None
 
 
 def _so_far(

@@ -19,7 +19,7 @@ from toc.model.task import CancelOutcome, RescheduleOutcome, Submission, TaskRow
 from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon, entry_score
 from toc.observe.log import get_logger
-from toc.store.tasks.plan import PENDING, Stored
+from toc.store.tasks.plan import PENDING, Expiry, Stored
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -257,8 +257,8 @@ class InTransaction:
 
         return self._changed(judge)
 
-    def reschedule(self, job_id: int, due: int, expiry: int) -> Change[RescheduleOutcome]:
-        """Give a task another deadline ``due`` (ms); it expires at ``expiry`` (ms; 0: as before)."""
+    def reschedule(self, job_id: int, due: int, expiry: Expiry) -> Change[RescheduleOutcome]:
+        """Give a task another deadline ``due`` (ms)."""
         changed, before = self._center.store.callers.reschedule(self.connection, job_id, due, expiry)
 
         def judge() -> RescheduleOutcome:

@@ -404,13 +404,18 @@ class TimeoutCenter(Parts, Registry[int]):
             return RescheduleOutcome.UNKNOWN
         topic = None if row is None else self.catalog.of_type(row.biz_type)
         due = self._intake.deadline(topic, delay, action_time)
-        expires_in = 0
-        if row is not None and topic and row.expires_at == row.action_time + 1000 * topic.expires_in:
-            expires_in = topic.expires_in
-        expiry = self._intake.expiry(expires_at, due, expires_in)
+        told = self._intake.expiry(expires_at, due)
+
+        def expiry(row: TaskRow) -> int:
+            topic = self.catalog.of_type(row.biz_type)
+            by_topic = 0 if told or topic is None else topic.expires_in
+            if by_topic and row.expires_at == row.action_time + 1000 * by_topic:
+                return self._intake.expiry(None, due, by_topic)
+            return told or row.expires_at
+
         if theirs is not None:
             return theirs.reschedule(job_id, due, expiry)
-        changed, row = self.store.reschedule(job_id, due, expires_at=expiry)
+        changed, row = self.store.reschedule(job_id, due, expiry)
         failpoint("reschedule.row-written")
         return self._changes.judge_reschedule(row, due, changed=changed)
 

@@ -283,7 +283,7 @@ def first_tables(metadata: MetaData) -> dict[str, Table]:
             metadata, "timeout_episode", _key("episode_id", _ROWID),
             *_columns(
                 topic=String(128), cause=String(32), who=String(300), since_time=_INSTANT,
-                until_time=_INSTANT, gmt_create=_INSTANT, tasks=_U32, unwritten=_U32, worst=_U64, job_id=_U64,
+                until_time=_INSTANT, gmt_create=_INSTANT, tasks=_U32, worst=_U64, job_id=_U64,
                 evidence=String(255),
             ),
             sa.Index("ix_episode_age", "gmt_create"),

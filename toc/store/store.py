@@ -26,7 +26,7 @@ from toc.store.tasks.batch import CANCELLED, PENDING, Batches
 from toc.store.tasks.callers_transaction import CallersTransaction
 from toc.store.tasks.history import FailedTry, parse
 from toc.store.tasks.leases import LEASED_IS_TRIED, Leases
-from toc.store.tasks.plan import cancelling, new_version, seen_columns, seen_rows, tried
+from toc.store.tasks.plan import Expiry, as_before, cancelling, new_version, seen_columns, seen_rows, tried
 from toc.store.tasks.pulls import Pulls
 from toc.store.tasks.requests import Requests
 from toc.store.tasks.scan import DueCounts, Scans
@@ -232,12 +232,12 @@ class Store(Batches):
                 yield row.job_id, (row.status == PENDING, row)  # locked as it was read
 
     def reschedule(
-        self, job_id: int, action_time: int, *, expires_at: int = 0
+        self, job_id: int, action_time: int, expiry: Expiry = as_before
     ) -> tuple[bool, TaskRow | None]:
         """Give a pending task a new deadline (ms), all its tries, and version + 1.
 
-        It expires at ``expires_at`` (ms) from then on; 0: as before. Returns whether this call did it, and
-        the row as it was before; a leased row counts as tried. The lease of a worker stays, because the try
+        From then on it expires as ``expiry`` tells. Returns whether this call did it, and the row as it was
+        before; a leased row counts as tried. The lease of a worker stays, because the try
         for the old deadline may be running. The lease of a consumer ends, but the task is not due before
         that lease would have ended.
 
@@ -248,15 +248,14 @@ class Store(Batches):
         server, name = self._shards.server_of[table], self._shards.names[table]
         now = self._stamp()
         select = Statement(f"SELECT {seen_columns(server)} FROM {name} WHERE job_id={job_id:d}")
-        expiry = f"expires_at={server.instant(expires_at)}," if expires_at else ""
         deadline = time.monotonic() + RESEND_SECONDS
         for attempt in count(1):
             found = seen_rows(server.run([select]))
             row = found[0].row if found else None
             if row is None or row.status != PENDING:
                 return False, row
-            check_expiry(expires_at or row.expires_at, action_time)
-            statements = [new_version(server, name, found[0], action_time, now, expiry)]
+            check_expiry(expires_at := expiry(row), action_time)
+            statements = [new_version(server, name, found[0], action_time, expires_at, now)]
             if row.body_sha256 is not None:
                 statements.append(bodies.follow(self._shards.body_names[table], name, [job_id]))
             if server.run(statements, transaction=True, again=False)[0].matched == 1:

@@ -18,7 +18,7 @@ from toc.model.task import CancelOutcome, RescheduleOutcome, Submission, TaskRow
 from toc.sdk.changes import Change, InTransaction
 from toc.sdk.client import TimeoutCenter
 from toc.store.tasks.callers_transaction import connection_of
-from toc.store.tasks.plan import PENDING, same_task
+from toc.store.tasks.plan import PENDING, Expiry, same_task
 
 T = TypeVar("T")
 
@@ -118,14 +118,14 @@ class Journal(InTransaction):
         """Cancel tasks."""
         return self._change(lambda: answer(self._changes.cancel(job_ids)))
 
-    def reschedule(self, job_id: int, due: int, expiry: int) -> Change[RescheduleOutcome]:
+    def reschedule(self, job_id: int, due: int, expiry: Expiry) -> Change[RescheduleOutcome]:
         """Give a task another deadline. Raises InvalidExpiry."""
         row = self._store.get(job_id) or next((row for row in self._own() if row.job_id == job_id), None)
         if row is not None and row.status == PENDING:
-            check_expiry(expiry or row.expires_at, due)
+            check_expiry(expiry(row), due)
 
         def do() -> RescheduleOutcome:
-            changed, row = self._store.reschedule(job_id, due, expires_at=expiry)
+            changed, row = self._store.reschedule(job_id, due, expiry)
             return self._changes.judge_reschedule(row, due, changed=changed)
 
         return self._change(do)

@@ -301,7 +301,7 @@ def test_what_a_search_refuses_stands_at_its_field_with_the_rest_as_typed(
 def test_late_tasks_are_listed_with_why(shared: Gateway) -> None:
     now = shared.system.center.clock.now_ms()
     one = Episode(
-        7, "test.batch", Cause.BACKLOG, HOSTILE[:60], now - 9000, now, now, 12, 0, 9000, 4711, HOSTILE[:60]
+        7, "test.batch", Cause.BACKLOG, HOSTILE[:60], now - 9000, now, now, 12, 9000, 4711, HOSTILE[:60]
     )
     shared.system.center.store.episodes.write(one)
     browser, said = Browser(shared, "read"), "backlog\ntest.batch\n12\n9 s\n4711"

@@ -318,9 +318,7 @@ def test_who_sees_some_topics_is_told_of_no_server(shared: Gateway, monkeypatch:
     job_id = int(shared.submit("test.sync", biz_id="late").body["job_id"])
     causes = (Cause.DATABASE, Cause.REDIS, Cause.NO_OWNER)
     for n, cause in enumerate(causes, 1):
-        episode = Episode(
-            n, "test.sync", cause, "w", now - 9000, now, now, 1, 0, 9000, job_id, f"{SERVER} away"
-        )
+        episode = Episode(n, "test.sync", cause, "w", now - 9000, now, now, 1, 9000, job_id, f"{SERVER} away")
         center.store.episodes.write(episode)
     spans = [Span(cause, now - 9000 + n, now - 8000 + n, f"{SERVER} away") for n, cause in enumerate(causes)]
     server = center.store._shards.servers[center.store.server_of(job_id)]

@@ -19,15 +19,18 @@ import pytest
 from harness.gateway import Gateway, Reply
 from harness.patience import until
 from harness.programs import need
+from harness.rows import known
 from harness.system import System
 
 from toc import TaskStatus, Topic
 from toc.cli.main import main
 from toc.model.clock import to_ms
 from toc.model.documents import instant as shown
+from toc.model.errors import StoreUnavailable
 from toc.model.lateness import Cause, Episode
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery, TopicType
+from toc.operate.late import why
 from toc.operate.operation import Doing
 from toc.operate.topics import pause, resume
 
@@ -301,7 +304,7 @@ def test_what_made_tasks_late_is_counted_as_far_as_a_token_sees_it(system: Syste
     assert (workers("its"), None in workers("all")) == ({None}, False), "a host is named to who sees it"
     ran, now = "1 of 2 ran test.secret, 4 s each", system.center.clock.now_ms()
     system.center.store.episodes.write(
-        Episode(90, "late.now", Cause.THREADS, "w", now - 9000, now, now, 1, 0, 9000, 4711, ran)
+        Episode(90, "late.now", Cause.THREADS, "w", now - 9000, now, now, 1, 9000, 4711, ran)
     )
     assert ran in str(gateway.call("GET", "/v1/late").body)
     assert ran not in str(gateway.call("GET", "/v1/late", token="its").body), "another topic's name"
@@ -394,6 +397,14 @@ def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(
     assert "because its topic was paused (since" in so_far["sentence"]
     gateway.make_token("reads", "read")
     assert "paused" in late("reads")["sentence"]
+
+    def refuse(*_: object) -> None:
+        raise StoreUnavailable("the first database is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(system.center.store.episodes, "of", refuse)
+        row = known(system.center.store.get(int(made)))
+        assert why(system.center, row, system.center.catalog.get("test.sync")) is None
 
     def waiting(query: str = "") -> Any:
         return gateway.call("GET", f"/v1/late{query}", token="reads").body["waiting"]

@@ -303,6 +303,7 @@ def test_a_list_goes_by_name_in_pages_and_shows_what_the_token_may_see(shared: G
             found += [one["name"] for one in page.body["schedules"]]
             if page.body["next"] is None:
                 return [name for name in found if name in names]
+            assert page.body["next"] in found, "another's name"
             after = page.body["next"]
         raise AssertionError("it has no end")
 

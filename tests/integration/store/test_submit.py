@@ -388,7 +388,7 @@ def test_a_reschedule_past_its_expiry_needs_another_one(store: Store, new_row: N
         store.reschedule(row.job_id, T0 + 6)
     assert store.get(row.job_id) == row
     assert store.reschedule(row.job_id, T0 + 5)[0]
-    assert store.reschedule(row.job_id, T0 + 6, expires_at=T0 + 7)[0]
+    assert store.reschedule(row.job_id, T0 + 6, lambda _: T0 + 7)[0]
     found = known(store.get(row.job_id))
     assert (found.action_time, found.expires_at, found.version) == (T0 + 6, T0 + 7, 2)
 

@@ -236,7 +236,7 @@ class CallersTransaction:
         return found
 
     def reschedule(
-        self, connection: Connection, job_id: int, action_time: int, expires_at: int
+        self, connection: Connection, job_id: int, action_time: int, expiry: plan.Expiry
     ) -> tuple[bool, TaskRow | None]:
         """Do as ``Store.reschedule``; the row that is returned has no texts. Raises InvalidExpiry."""
         table = self._shards.table_of(job_id)
@@ -246,9 +246,8 @@ class CallersTransaction:
             if not found or found[0].row.status != PENDING:
                 return False, found[0].row if found else None
             row = found[0].row
-            check_expiry(expires_at or row.expires_at, action_time)
-            expiry = f"expires_at={server.instant(expires_at)}," if expires_at else ""
-            _run(connection, plan.new_version(server, name, found[0], action_time, self._stamp(), expiry))
+            check_expiry(expires_at := expiry(row), action_time)
+            _run(connection, plan.new_version(server, name, found[0], action_time, expires_at, self._stamp()))
             if row.body_sha256 is not None:
                 _run(connection, bodies.follow_one(self._shards.body_names[table], job_id, row.version))
             return True, plan.tried(found[0])

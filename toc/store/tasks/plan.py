@@ -5,7 +5,7 @@ request's own row comes first: its key is unique, so a second transaction of the
 first, and then fails as a whole.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
@@ -22,6 +22,10 @@ PENDING, CANCELLED = int(TaskStatus.PENDING), int(TaskStatus.CANCELLED)
 
 TRIED_BEFORE = "a try for a former time had begun"
 """last_error of a tried task without another error, after a new deadline has restored all tries."""
+
+
+Expiry = Callable[[TaskRow], int]
+"""Tells of a row as it was read when it expires with its new deadline (ms; 0: never)."""
 
 
 class Stored(NamedTuple):
@@ -117,9 +121,9 @@ class Planner:
         body = "NULL,body_sha256=NULL"
         if row.body_sha256 is not None:
             body = f"{row.body_length:d},body_sha256={sql.literal(row.body_sha256)}"
-        expiry = server.instant(row.expires_at) if row.expires_at else "NULL"
-        more = f"attribute=%s,tries={row.tries:d},expires_at={expiry},body_length={body},"
-        changes.append(new_version(server, name, seen, row.action_time, now, more, [row.attribute]))
+        more = f"attribute=%s,tries={row.tries:d},body_length={body},"
+        values = [row.attribute]
+        changes.append(new_version(server, name, seen, row.action_time, row.expires_at, now, more, values))
         if before.body_sha256 is not None and before.body_sha256 == row.body_sha256:
             changes.append(bodies.follow(body_name, name, [before.job_id]))
         else:
@@ -187,19 +191,26 @@ def inserting(asked: Submission) -> Plan:
     return Plan(asked, Stored(Put(row.job_id, PutOutcome.NEW), row), asked.request)
 
 
+def as_before(row: TaskRow) -> int:
+    """Return the expiry of a row: a new deadline changes none."""
+    return row.expires_at
+
+
 def new_version(
-    server: DatabaseServer, name: str, seen: Seen, action_time: int, stamp: int, more: str = "",
-    params: Sequence[str] = (),
+    server: DatabaseServer, name: str, seen: Seen, action_time: int, expires_at: int, stamp: int,
+    more: str = "", params: Sequence[str] = (),
 ) -> Statement:  # fmt: skip
-    """Return the UPDATE that gives a pending row a new deadline (ms), all its tries, and version + 1.
+    """Return the UPDATE that gives a pending row a new deadline and expiry (ms), all its tries, and
+    version + 1.
 
     ``more`` are further assignments, with their parameters. Its lease stays: the try for the old deadline may
     be running. A hand-out ends, but the row is not due before its ttr would have ended.
     """
     due, row = server.instant(action_time), seen.row
+    expiry = server.instant(expires_at) if expires_at else "NULL"
     begun = seen.leased or row.attempts or row.crashes  # it resets both, but a cancel must know
     return Statement(  # [rule: new-version]
-        f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},"
+        f"UPDATE {name} SET version=version+1,attempts=0,crashes=0,action_time={due},expires_at={expiry},"
         f"{moved(server, due)},{more}{'last_error=COALESCE(last_error,%s),' if begun else ''}"
         f"gmt_modified={server.instant(stamp)} WHERE job_id={row.job_id:d} AND {as_read(seen)}",
         [*params, TRIED_BEFORE] if begun else params,
