@@ -33,18 +33,6 @@ SHOWN = 3
 """How many of the fields that do not fit are told."""
 
 
-class _Attribute(dict[str, Any]):
-    """The attribute that ``maker`` has made of a payload, and can read."""
-
-    maker: Payload[Any] | None = None
-
-
-class _Body(bytes):
-    """The same for a body."""
-
-    maker: Payload[Any] | None = None
-
-
 def is_payload(kind: object) -> bool:
     """Whether a parameter of this type takes a payload."""
     if not isinstance(kind, type):
@@ -89,13 +77,11 @@ class Payload(Generic[T]):
             except (ValueError, TypeError, RecursionError) as plainer:
                 error = plainer
             raise InvalidPayload(f"the payload does not fit {self._name}: {_misfit(error)}") from exc
-        made, body = _Attribute(attribute), _Body(text)
-        made.maker = body.maker = self
         try:
-            encode_attribute(made)
+            encode_attribute(attribute)
         except InvalidAttribute:  # it is too long
-            return {"body": body, "content_type": JSON}
-        return {"attribute": made}
+            return {"body": text, "content_type": JSON}
+        return {"attribute": attribute}
 
     def _require_same(self, payload: T, read: T) -> None:
         values = partial(self._adapter.dump_python, round_trip=True, serialize_as_any=True)
@@ -113,11 +99,6 @@ class Payload(Generic[T]):
         except Exception:  # a type of the application's, which JSON's schema or an example cannot tell
             return None
         return text
-
-    def check(self, task: NewTask) -> None:
-        """Raise InvalidPayload if it could not read the task, unless what that holds is of its own making."""
-        if self is not getattr(task.body or task.attribute, "maker", None):
-            self.read(task)
 
     def read(self, task: Task | NewTask) -> T:
         """Return the payload of a task. Raises InvalidPayload, which quotes nothing of it."""

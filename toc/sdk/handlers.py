@@ -229,7 +229,7 @@ class Registry(Generic[S_co]):
         """Raise InvalidPayload if the topic's handler, if it is registered here, could not read the task."""
         one = self.handlers.get(task.topic)
         if one is not None and one.made_of is not None and one.made_of._payload is not None:
-            one.made_of._payload.check(task)
+            one.made_of._payload.read(task)
 
     def topic(self, name: str, **policies: Unpack[Policies]) -> None:
         """Declare a topic: ``toc topic sync`` creates it, or alters what is named here. Raises InvalidTopic,
