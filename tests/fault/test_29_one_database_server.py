@@ -196,7 +196,7 @@ def test_missing_tables_make_no_task_of_others_late_and_end_no_process(case: Cas
             store.topics.alter("test.sync", retention=86_400)
             system.wait(partial(daemon.events, "purge_failed"), "a purge has failed", 30)
             yield
-        store.delete_ended({ended: 1})  # nobody has submitted it, as far as the verdict knows
+        store.delete_ended({ended: 1}).whole()  # nobody has submitted it, as far as the verdict knows
         assert daemon.workers() == before
         assert not daemon.events("thread_died")
 

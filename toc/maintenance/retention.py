@@ -119,7 +119,6 @@ class Retention:
         try:
             step()
         except (StoreUnavailable, SchemaBehind) as exc:
-            # The next cycle continues at the same positions.
             if self._complains():
                 log.warning("purge_failed", error=str(exc))
         rest = REST_BEHIND if began > self._cycle_at else REST
@@ -160,15 +159,16 @@ class Retention:
         scanned = scans.scan((), starts, 0, now - keep, limit, status=status, where=scans.ended_ago(keep))
         rows = chain.from_iterable(scanned.pages.values())
         old = [row for row in rows if self._keep.get(row.biz_type, retention + 1) <= retention]
-        if old:
-            self._store.delete_ended({row.job_id: row.body_length for row in old})
-            for biz_type, count in Counter(row.biz_type for row in old).items():
-                topic = self._catalog.known_type(biz_type)
-                PURGED.of("?" if topic is None else topic.name).add(count)
+        left = self._store.delete_ended({row.job_id: row.body_length for row in old}).failed
+        for biz_type, count in Counter(row.biz_type for row in old if row.job_id not in left).items():
+            topic = self._catalog.known_type(biz_type)
+            PURGED.of("?" if topic is None else topic.name).add(count)
         for table, page in scanned.pages.items():
+            if any(row.job_id in left for row in page):
+                continue  # the next cycle continues at the same position
             place = page[-1].position if page else starts[table]
             self._done[retention, status, table] = min(place, Position(now - OVERLAP_MS))
             if len(page) == limit:
                 self._steps.append(partial(self._take, retention, status, [table], LARGE_PAGE))
-        for error in scanned.failed.values():
+        for error in chain(scanned.failed.values(), left.values()):
             raise error

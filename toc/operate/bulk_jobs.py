@@ -99,7 +99,7 @@ def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[str, int]:
         if isinstance(removed, IndexUnavailable):
             for job_id in entries[slot]:
                 del sizes[job_id]
-    purged = center.store.delete_ended(sizes, [TaskStatus.DEAD])
+    purged = sum(center.store.delete_ended(sizes, [TaskStatus.DEAD]).whole())
     return {"purged": purged, "left": len(rows) - len(sizes)}
 
 

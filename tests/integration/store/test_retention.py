@@ -8,6 +8,7 @@ from fault.kit.proxy import Proxy
 from harness.clocks import StandingClock
 from harness.patience import until
 from harness.rows import NewRow, insert, insert_many
+from harness.tables import engine_of
 from sqlalchemy import create_engine
 
 from toc.maintenance.retention import (
@@ -21,6 +22,7 @@ from toc.maintenance.retention import (
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import DedupConflict, StoreUnavailable
+from toc.model.sharding import table_of_job
 from toc.model.task import Content, TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.observe.metrics import PURGED
@@ -77,7 +79,7 @@ def test_a_body_keeps_to_its_row_through_all_that_happens(store: Store, place: A
     assert stored(store, row) == content
     assert count(place, [row, plain]) == 1
     store.die([Failure(row.job_id, 2, 0, 0, 1, 0, row.next_time, "no")])
-    assert store.delete_ended({row.job_id: len(content.data)}, [TaskStatus.DEAD]) == 1
+    assert sum(store.delete_ended({row.job_id: len(content.data)}, [TaskStatus.DEAD]).whole()) == 1
     assert count(place, [row]) == 0
 
 
@@ -130,7 +132,7 @@ def test_a_transaction_deletes_a_bounded_number_of_bytes(
         return results
 
     monkeypatch.setattr(DatabaseServer, "run", counted)
-    assert mysql_store.delete_ended({row.job_id: len(content.data) for row in rows}) == 5
+    assert sum(mysql_store.delete_ended({row.job_id: len(content.data) for row in rows}).whole()) == 5
     assert sent == [2, 2, 1]
     assert count(mysql_place, rows) == 0
     assert [*bounded([("a", -1), ("b", 5), ("c", 5), ("d", 20), ("e", 0)], 10)] == [
@@ -277,6 +279,27 @@ def test_a_missing_table_of_records_keeps_nothing_else_from_being_purged(
         while purging.left(rows) or not logs:
             purging.cycle()
     assert {line["event"] for line in logs} == {"purge_failed"}
+
+
+@pytest.mark.parametrize("place", ["mysql"], indirect=True)
+def test_a_row_that_another_has_locked_keeps_no_others_and_goes_once_it_is_free(
+    place: Any, fresh_store: Store, old_row: NewRow
+) -> None:
+    purging = Purging(fresh_store, topic=3600)
+    held = old_row(2 * HOUR, biz_type=7, biz_id=1)
+    others = [old_row(2 * HOUR, biz_type=7, biz_id=biz_id) for biz_id in (1, *[3] * 300)]
+    insert_many(fresh_store, [held, *others])
+    table, another = (table_of_job(row.job_id, place.tables) for row in (held, others[-1]))
+    assert table != another
+    PURGED.of("topic").take()
+    name = f"{place.prefix}{table % place.databases}.timeout_task_{table:04d}"
+    with engine_of(place.root_url) as engine, engine.connect() as holder:
+        holder.exec_driver_sql(f"SELECT * FROM {name} WHERE job_id={held.job_id} FOR UPDATE")
+        purging.cycle()
+        assert purging.left([held, *others]) == ids(held)
+        assert PURGED.of("topic").take() == len(others)
+    purging.cycle()
+    assert purging.left([held]) == set()
 
 
 def test_bodies_go_with_the_finished_rows_that_have_one(fresh_store: Store, old_row: NewRow) -> None:

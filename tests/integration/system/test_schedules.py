@@ -137,7 +137,7 @@ def test_the_next_one_runs_however_a_task_ended_unless_it_was_redriven(bench: Be
         bench.center.cancel(job_id)
     elif end == "purged":
         store.finish([(job_id, 0)])
-        store.delete_ended({job_id: 0})
+        store.delete_ended({job_id: 0}).whole()
         assert bench.center.get(job_id) is None
     else:
         die = store.expire if end == "expired" else store.die
@@ -311,7 +311,7 @@ def test_a_backfill_makes_what_there_is_not(bench: Bench, monkeypatch: pytest.Mo
     schedules.alter("fill", attribute={"a": 1})
     assert len(bench.hours("fill")) == 8
     bench.until(40 * HOUR)
-    bench.center.store.delete_ended({task.job_id: -1 for task in bench.tasks("fill")[5:8]})
+    bench.center.store.delete_ended({task.job_id: -1 for task in bench.tasks("fill")[5:8]}).whole()
     # Four days from 1 on: those of the first day and half are older than the retention of one day.
     counts = schedules.backfill("fill", START + HOUR, START + 20 * HOUR, dry_run=True)
     assert counts == (20, 17, 3, 3)

@@ -86,6 +86,11 @@ class Parts(Generic[R]):
         self.results: list[R] = []
         self.failed: dict[int, Trouble] = {}
 
+    def add(self, other: Parts[R]) -> None:
+        """Add what others have answered."""
+        self.results += other.results
+        self.failed |= other.failed
+
     def whole(self) -> list[R]:
         """The results if no part failed. Raises the first failure otherwise."""
         for error in self.failed.values():
@@ -194,8 +199,7 @@ class Shards:
         parts: Parts[R] = Parts()
         asks = [partial(self._ask, server, tables, do, locks) for server, tables in work.items()]
         for part in self._threads.all(asks):
-            parts.results += part.results
-            parts.failed |= part.failed
+            parts.add(part)
         return parts
 
     def _ask(
@@ -208,12 +212,10 @@ class Shards:
         if health.troubled:
             rest, failed = health.sort_out(tables)
             parts.fail(tables, failed)
-            if not rest:
-                return parts
-        if locks and time.monotonic() < health.locked_until:
+        if rest and locks and time.monotonic() < health.locked_until:
             rest = self._unlocked(server, rest, parts)
-            if not rest:
-                return parts
+        if not rest:
+            return parts
         try:
             parts.results.append(do(server, rest))
         except OF_TABLES as exc:

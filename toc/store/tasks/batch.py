@@ -17,7 +17,7 @@ from toc.model.raised import Delivered
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure
 from toc.store.servers.server import DatabaseServer, Statement
-from toc.store.servers.shards import Answers, Shards, Trouble
+from toc.store.servers.shards import Answers, Parts, Shards, Trouble
 from toc.store.tasks import bodies
 from toc.store.tasks import rows as sql
 from toc.store.tasks.history import FailedTry, Late, added, error_text, with_late
@@ -292,11 +292,12 @@ class Batches(Tries):
 
         return self._shards.each(self._shards.group(job_ids), send).rows()
 
-    def delete_ended(self, sizes: Mapping[int, int], statuses: Collection[int] = FINAL) -> int:
-        """Delete those rows that have one of these statuses, and their bodies. Returns how many were deleted.
+    def delete_ended(self, sizes: Mapping[int, int], statuses: Collection[int] = FINAL) -> Parts[int]:
+        """Delete those rows that have one of these statuses, and their bodies. Returns how many were deleted,
+        and why others could not be.
 
         ``sizes`` is job_id -> bytes of its body, -1 without one: a transaction deletes a bounded number of
-        them. Raises StoreUnavailable if rows remain because their tables do not answer.
+        them.
         """
         names, body_names = self._shards.names, self._shards.body_names
 
@@ -312,10 +313,10 @@ class Batches(Tries):
             results = server.run(statements, transaction=True, outwait=False)
             return sum(result.matched for result in results[: len(ids)])
 
-        return sum(
-            sum(self._shards.each(self._shards.group(part), send).whole())
-            for part in sql.bounded(sizes.items(), bodies.BODY_BYTES)
-        )
+        deleted: Parts[int] = Parts()
+        for part in sql.bounded(sizes.items(), bodies.BODY_BYTES):
+            deleted.add(self._shards.each(self._shards.group(part), send, locks=True))
+        return deleted
 
     # --- shared ------------------------------------------------------------------------------------------
 
