@@ -31,7 +31,6 @@ from toc.observe.log import get_logger
 from toc.observe.metrics import PURGED
 from toc.store.store import Store
 from toc.store.tasks.batch import FINAL
-from toc.store.tasks.rows import PURGED_TOGETHER
 from toc.store.tasks.scan import Position
 
 log = get_logger(__name__)
@@ -78,13 +77,13 @@ class Retention:
         """biz_type of a deleted topic -> seconds. Read in each cycle."""
         self._done: dict[tuple[int, TaskStatus, int], Position] = {}
         """(retention, status, table) -> the place up to which all rows were checked."""
-        self._records: list[tuple[int, Callable[[], int]]] = [
+        self._records: list[tuple[int, Callable[[], bool]]] = [
             (0, partial(store.audit.purge, round(audit * 1000))),
             (0, partial(store.bulk.purge, KEPT_MS)),
             (0, partial(store.minutes.purge, 2 * KEPT * MINUTE_MS)),
             (0, store.episodes.purge),
         ]
-        """What else is purged, with the tables whose workers do it."""
+        """What else is purged, with the tables whose workers do it. Each returns whether more may be left."""
         databases, requests = range(store.requests.databases), store.requests.purge
         self._records += [(number, partial(requests, number, KEEP_REQUESTS_MS)) for number in databases]
         self._steps: deque[Callable[[], None]] = deque()
@@ -147,8 +146,8 @@ class Retention:
                 if table in tables:
                     self._steps.append(partial(self._purge_records, purge))
 
-    def _purge_records(self, purge: Callable[[], int]) -> None:
-        if purge() >= PURGED_TOGETHER:
+    def _purge_records(self, purge: Callable[[], bool]) -> None:
+        if purge():
             self._steps.append(partial(self._purge_records, purge))
 
     def _take(self, retention: int, status: TaskStatus, tables: Sequence[int], limit: int) -> None:

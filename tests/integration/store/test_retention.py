@@ -1,5 +1,6 @@
 """Bodies are written, moved and deleted with their rows; finished rows go when their retention is over."""
 
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from toc.maintenance.retention import (
     TABLES,
     Retention,
 )
+from toc.model.bulk import BulkJob, BulkKind, BulkState
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import DedupConflict, StoreUnavailable
@@ -265,6 +267,18 @@ def test_rows_are_kept_for_a_minute_at_least(fresh_store: Store, old_row: NewRow
     insert_many(fresh_store, rows)
     purging.cycle()
     assert purging.left(rows) == ids(rows[0])
+
+
+def test_bulk_jobs_go_in_one_cycle_however_many_are_old(place: Any, fresh_store: Store) -> None:
+    with closing(place.open(clock=StandingClock(NOW))) as then:
+        for number in range(50):
+            job = BulkJob(f"b{number}", BulkKind.CANCEL, "topic", {}, "ann", 1.0, 1, BulkState.DONE)
+            then.bulk.add(job, [number])
+    assert len(fresh_store.bulk.list(99)) == 50
+    assert fresh_store.bulk.part("b7", 0).job_ids == (7,)
+    Purging(fresh_store).cycle()
+    assert fresh_store.bulk.list(99) == []
+    assert not any(fresh_store.bulk.part(f"b{number}", 0).job_ids for number in range(50))
 
 
 @pytest.mark.parametrize("table", ["timeout_audit", "timeout_request", "timeout_bulk"])

@@ -125,8 +125,8 @@ class AuditTable(RecordTable):
         ends = {row[0]: row[1:] for row in self._rows(ended)}
         return [AuditRow(*row, *ends.get(row[1], (None, None))) for row in begun]
 
-    def purge(self, keep: int) -> int:
-        """Delete the oldest rows that are older than ``keep`` ms. Returns how many."""
+    def purge(self, keep: int) -> bool:
+        """Delete the oldest rows that are older than ``keep`` ms. Returns whether more may be left."""
         return sql.delete_oldest(self._server, str(self._table), "audit_id", keep)
 
     def _record(self, action_id: str, actor: str, action: str, target: str, **more: str) -> None:

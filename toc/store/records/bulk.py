@@ -30,6 +30,7 @@ PARTS_TOGETHER = 50
 ORPHAN_MS = 3_600_000
 """How old parts are without a job that are deleted: a job's row is written after its parts."""
 PURGED_TOGETHER = 20
+"""Most jobs that one purge deletes: large ones have many parts."""
 MAX_ERROR = 1000
 
 
@@ -147,9 +148,9 @@ class BulkTable(RecordTable):
         """Give a claimed job back, for others to claim at once."""
         self._change(self._column.name == name, self._column.owner == owner, owner=None, lease_until=None)
 
-    def purge(self, keep: int) -> int:
+    def purge(self, keep: int) -> bool:
         """Delete jobs that were done or stopped more than ``keep`` ms ago, then parts without a job. Returns
-        how many jobs."""
+        whether more may be left."""
         column, parts = self._column, self._parts.c
         old = and_(column.state != BulkState.RUNNING.value, column.gmt_modified < self._from_now(-keep))
         names = [name for (name,) in self._rows(select(column.name).where(old).limit(PURGED_TOGETHER))]
@@ -159,7 +160,7 @@ class BulkTable(RecordTable):
         orphan = and_(old, ~exists().where(column.name == parts.name))
         for (name,) in self._rows(select(parts.name).where(orphan).distinct().limit(PURGED_TOGETHER)):
             self._write(delete(self._parts).where(parts.name == name))
-        return len(names)
+        return len(names) == PURGED_TOGETHER
 
     def _jobs(self, rows: Sequence[Any]) -> Iterator[BulkJob]:
         for values in rows:

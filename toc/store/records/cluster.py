@@ -218,11 +218,10 @@ class MinuteTable(RecordTable):
             found = self._rows(rows.order_by(column.minute, column.member))
             return [MinuteRow(int(at), member, text) for at, member, text in found]
 
-    def purge(self, keep: int) -> int:
-        """Delete rows that are older than ``keep`` ms, all of them. Returns 0: nothing is left to be
-        deleted."""
+    def purge(self, keep: int) -> bool:
+        """Delete rows that are older than ``keep`` ms, all of them. Returns False: no more are left."""
         self._write(delete(self._table).where(self._column.minute < self._from_now(-keep)))
-        return 0
+        return False
 
 
 def episode_writer(table: EpisodeTable, holdups: Holdups) -> Loop:
@@ -277,8 +276,8 @@ class EpisodeTable(RecordTable):
         rows: list[Sequence[Any]] = [row for row in found if row[2] in known]  # none of a later version
         return [Episode(*row)._replace(cause=Cause(row[2])) for row in rows]
 
-    def purge(self) -> int:
-        """Delete the oldest that are too old, or too many. Returns how many."""
+    def purge(self) -> bool:
+        """Delete the oldest that are too old, or too many. Returns whether more may be left."""
         ((count,),) = self._rows(select(sa.func.count()).select_from(self._table))
         keep = 0 if int(count) > MOST else EPISODES_KEPT_MS
         return sql.delete_oldest(self._server, str(self._table), "episode_id", keep)

@@ -79,8 +79,9 @@ class Requests:
         server, name = self._shards.server_of[table], self._shards.request_names[table]
         return answer_of(request, answered(server.run([select(name, [request])])))
 
-    def purge(self, database: int, keep: int) -> int:
-        """Delete the oldest rows of a database that are older than ``keep`` ms. Returns how many."""
+    def purge(self, database: int, keep: int) -> bool:
+        """Delete the oldest rows of a database that are older than ``keep`` ms. Returns whether more may be
+        left."""
         server, name = self._shards.server_of[database], self._shards.request_names[database]
         return sql.delete_oldest(server, name, "request_key", keep)
 

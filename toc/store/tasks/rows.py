@@ -233,10 +233,11 @@ def insert_if(server: DatabaseServer, name: str, row: TaskRow, source: Statement
     return Statement(f"{into} SELECT {rest[:-1]} FROM {source.sql}", [*values, *source.params])
 
 
-def delete_oldest(server: DatabaseServer, name: str, key: str, keep: int) -> int:
+def delete_oldest(server: DatabaseServer, name: str, key: str, keep: int) -> bool:
     """Delete the oldest records of a table with this key column, PURGED_TOGETHER at most, that are older than
-    ``keep`` ms by the server's clock: that of this host may be days ahead. Returns how many."""
+    ``keep`` ms by the server's clock: that of this host may be days ahead. Returns whether
+    more may be left."""
     old = f"SELECT {key} FROM {name} WHERE gmt_create<{server.from_now(-keep)}"
     oldest = f"{old} ORDER BY gmt_create LIMIT {PURGED_TOGETHER:d}"
     delete = f"DELETE FROM {name} WHERE {key} IN (SELECT {key} FROM ({oldest}) AS oldest)"
-    return server.run([Statement(delete)])[0].matched
+    return server.run([Statement(delete)])[0].matched == PURGED_TOGETHER
