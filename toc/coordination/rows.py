@@ -29,7 +29,7 @@ BUSY_SECONDS = 0.25
 """Pause while slots that it should have are still held by others, or if the table did not answer."""
 AGAIN_SECONDS = 0.02
 """Longest pause if there is something to tell."""
-LEAVE_SECONDS = 1.0
+LEAVE_SECONDS = 2.0
 """How long ``stop`` waits until the row is gone."""
 
 
@@ -68,7 +68,7 @@ class RowsCoordinator:
         self._local_names = LocalNames.of(host)
         self._name = self._local_names.name(f"{host}-daemon")
         self._presence: Presence | None = None
-        self._loop = Loop("members", self._run_once)
+        self._loop = Loop("members", self._run_once, last=True)
         self._number = 0
         """That of the last write."""
 
@@ -111,14 +111,10 @@ class RowsCoordinator:
 
     def stop(self) -> None:
         """Remove the row. May be called twice, or without start."""
-        if self._presence is None:
-            return
-        self._loop.stop(LEAVE_SECONDS)
-        leaving = threading.Thread(target=self._leave, daemon=True)  # the server may hang
-        leaving.start()
-        leaving.join(LEAVE_SECONDS)
-        self._presence.close()
-        self._presence = None
+        presence, self._presence = self._presence, None
+        if presence is not None:
+            self._loop.stop(LEAVE_SECONDS)
+            presence.close()
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
         """Set what to assign: topic -> number of slots."""
@@ -261,7 +257,9 @@ class RowsCoordinator:
     # --- the thread
 
     def _run_once(self) -> float:
-        """Write our row and read those of all. Returns the seconds until the next time."""
+        """Write our row and read those of all, or delete it. Returns the seconds until the next time."""
+        if self._presence is None:
+            return self._leave()
         with self._lock:
             self._forget_deaths()
             self._assign()
@@ -326,8 +324,9 @@ class RowsCoordinator:
             log.warning("members_out_of_reach", error=str(error))
         self._reached = error is None
 
-    def _leave(self) -> None:
+    def _leave(self) -> float:
         try:
             self._table.leave(self._name, self._host)
         except TocError as exc:
             log.warning("member_not_left", daemon=self._name, error=str(exc))
+        return LEAVE_SECONDS

@@ -84,7 +84,8 @@ class ControlPipe:
     def send(self, kind: str, **fields: Any) -> None:
         """Send one message, or as much of it as the other end, which may be paused, accepts now.
 
-        ``flush`` sends the rest. If the other end is closed, only ``receive`` reports that.
+        ``flush`` sends the rest. Nothing is sent once this end is closed; if the other is, only ``receive``
+        reports it.
         """
         data = json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n"
         with self._lock:
@@ -94,7 +95,7 @@ class ControlPipe:
     def flush(self) -> bool:
         """Send the rest of earlier messages without waiting. Returns whether nothing is left."""
         with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            while self._unsent:
+            while self._unsent and self._socket.fileno() >= 0:
                 self._unsent = self._unsent[self._socket.send(self._unsent, socket.MSG_DONTWAIT) :]
         return not self._unsent
 

@@ -92,11 +92,14 @@ class _Keeper(Keeper[_Life]):
         self._minutes = Minutes(center.store.minutes, host, own_board().read, Clock())
         self._complains = RateLimit(Clock())
 
+    def start(self) -> None:
+        """Enter the cluster."""
+        self._slots.start()
+        self._minutes.start()
+
     def run(self) -> None:
         """Work until ``stopping`` is set."""
         try:
-            self._slots.start()
-            self._minutes.start()
             while not self.over:
                 try:
                     if self._stopping.is_set() and self._stop_at is None:
@@ -106,12 +109,12 @@ class _Keeper(Keeper[_Life]):
                     log.critical("worker_failed", exc_info=exc)
                     self._stopping.wait(AGAIN_SECONDS)
         finally:
-            self._slots.stop()
-            self._minutes.stop()
             self.close()
 
     def close(self) -> None:
-        """Close what it holds open."""
+        """Leave the cluster, and close what it holds open."""
+        self._slots.stop()
+        self._minutes.stop()
         self.center.close()
         self._selector.close()
         self.bell.close()
@@ -216,22 +219,23 @@ class EmbeddedWorker:
     def _open(self, *, first: bool) -> _Keeper | None:
         """Connect to the servers. Returns None to try again: if one is away, and whatever else is wrong after
         the ``first`` try, which raises that."""
-        center = None
+        opened: TimeoutCenter | _Keeper | None = None
         try:
-            center = apart(self._of)
+            opened = center = apart(self._of)
             check_servers(center, handlers=True)
             center.handlers = traced(center.handlers, center.tracing)
-            keeper = self._keeper = _Keeper(center, self._threads, self.ready, self._stopping)
+            opened = keeper = self._keeper = _Keeper(center, self._threads, self.ready, self._stopping)
+            embedded(keeper.died)
+            keeper.start()
         except Exception as exc:
-            if center is not None:
-                center.close()
+            if opened is not None:
+                opened.close()
             if first and (isinstance(exc, (Denied, Refused)) or not isinstance(exc, Unavailable)):
                 raise
             if self._complains() or first:
                 log.warning("worker_not_started", error=str(exc))
             return None
         guards.end_copies()
-        embedded(keeper.died)
         return keeper
 
     def _run(self, keeper: _Keeper | None) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import selectors
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +57,7 @@ log = get_logger(__name__)
 
 BUSY_TICK_SECONDS = 0.05
 FORCED_SECONDS = 3.0
-"""How long a forced stop may take to give entries back."""
+"""How long a forced stop may take to give entries back, and the loops to end: a server may hang."""
 PROBE_TIMEOUT_SECONDS = 0.5
 """How long a Redis node may take to answer a probe."""
 
@@ -154,6 +154,7 @@ class Worker:
         if webhooks is not None:
             self.loops += [Loop("targets", webhooks.run_once), Loop("answers", webhooks.keep_answers)]
         self.beat = Beat(self)
+        self._beating = Loop("beat", self.beat.run_once)
         self._bell = Bell()
 
     # --- called by signals and other threads
@@ -206,14 +207,11 @@ class Worker:
             self._listening.start()
         release = {"version": version("timeout-center"), "protocol": PROTOCOL}
         self._link.send("ready", worker_id=self.tools.worker_id, keys=self._keys, **release)
-        beat = Loop("beat", self.beat.run_once)
-        beat.start()
+        self._beating.start()  # until the process ends, which may take long
         with selectors.DefaultSelector() as selector:
             self.serve(selector, lambda: self._stopping or bool(self._recycling))
             self._leave(selector)
         self._link.send("left")
-        if not own_process:  # else it goes on until the process ends, which may take long
-            beat.stop(1.0)
 
     def withdraw(self, slots: set[Slot] | None = None) -> None:
         """Give back the entries of these slots (None: all) that wait here and have not started.
@@ -275,12 +273,22 @@ class Worker:
     # --- the end
 
     def close(self) -> None:
-        """Close what a worker that was never run holds open. A worker that has run ends with its
-        process."""
-        self.dispatcher.close()
+        """Stop what still works, whatever has ended the main thread, and close what is open. In a process of
+        its own a worker that has run ends with that."""
+        self._stopping = True
+        self._stop_threads([*self.loops, self._beating])
         self.watch.queues.close()
         self._link.close()
         self._bell.close()
+
+    def _stop_threads(self, loops: Sequence[Loop]) -> None:
+        until = self._clock.monotonic() + FORCED_SECONDS
+        for loop in loops:
+            loop.stop(0.0)
+        for loop in loops:
+            loop.stop(max(until - self._clock.monotonic(), 0.0))
+        self.listener.stop()
+        self.dispatcher.close()
 
     def _leave(self, selector: selectors.BaseSelector) -> None:
         """Take nothing more; give back what has not started; let running tries finish; leave.
@@ -312,12 +320,8 @@ class Worker:
             until = self._clock.monotonic() + FORCED_SECONDS
             while not self.finisher.idle and self._clock.monotonic() < until:
                 time.sleep(BUSY_TICK_SECONDS)
-        self.finisher.stop(FORCED_SECONDS)
-        for loop in self.loops:
-            loop.stop(1.0)
+        self._stop_threads(self.loops)
         self.watch.leave()
-        self.listener.stop()
-        self.dispatcher.close()
         if self._webhooks is not None:
             self._webhooks.leave()
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
@@ -36,6 +38,7 @@ from toc.operate.cluster import living_workers
 from toc.operate.due import hour
 from toc.operate.operation import Doing
 from toc.operate.top import Top
+from toc.sdk.client import apart
 from toc.worker import embedded
 
 
@@ -132,6 +135,64 @@ def test_a_failure_of_ours_begins_the_pipeline_anew(shop: Shop, monkeypatch: pyt
         life.worker.rows.look_now()
         shop.ended(shop.center.submit("order.close", biz_id=2, delay=0.1))
         assert life not in worker._keeper._children.values()
+
+
+def _one_pipeline() -> bool:
+    names = Counter(thread.name for thread in threading.enumerate())
+    return (names["toc-poll"], names["toc-rows-0"], names["toc-beat"], names["toc-handler-0"]) == (1, 1, 1, 1)
+
+
+def test_a_pipeline_that_could_not_begin_leaves_nothing_behind(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [OSError(errno.EMFILE, "Too many open files")] * 3
+
+    def short(of: type[selectors.DefaultSelector] = selectors.DefaultSelector) -> selectors.DefaultSelector:
+        if threading.current_thread().name == "toc-worker" and left:
+            raise left.pop()
+        return of()
+
+    monkeypatch.setattr(selectors, "DefaultSelector", short)
+    with shop.center.worker():
+        shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))
+        assert not left
+        assert until(_one_pipeline, PATIENCE), [thread.name for thread in threading.enumerate()]
+
+
+def test_a_pipeline_whose_main_thread_fails_takes_nothing_more(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with shop.center.worker() as worker:
+        shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))
+        keeper = worker._keeper
+        assert keeper is not None
+        (life,) = keeper._children.values()
+        monkeypatch.setattr(life.worker.handover, "step", lambda _now: 1 / 0)
+        assert until(lambda: life.worker_id not in list(keeper._children), PATIENCE)
+        ids = [shop.center.submit("order.close", biz_id=number, delay=0.1) for number in range(2, 9)]
+        shop.ended(*ids)
+        assert until(_one_pipeline, PATIENCE), [thread.name for thread in threading.enumerate()]
+
+
+def test_a_begin_without_a_thread_to_spare_is_made_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "OPEN_AGAIN_SECONDS", 0.1)
+    refused: list[str] = []
+
+    def first_away(of: TimeoutCenter) -> TimeoutCenter:
+        monkeypatch.setattr(embedded, "apart", apart)
+        raise StoreUnavailable(f"the server of {of.settings.cluster} is away, as the test wants")
+
+    def start(thread: threading.Thread, then: Any = threading.Thread.start) -> None:
+        if threading.current_thread().name == "toc-embedded" and len(refused) < 3:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        then(thread)
+
+    monkeypatch.setattr(embedded, "apart", first_away)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with shop.center.worker():
+        shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))
+        assert len(refused) == 3
 
 
 def test_a_handler_that_never_ends_is_charged_and_others_go_on(shop: Shop) -> None:

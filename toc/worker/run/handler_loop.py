@@ -152,9 +152,9 @@ class HandlerLoop:
         if self._closed:
             return  # another stop could meet the thread's last step
         self._closed = True
-        if self._loop.is_running():
+        if self._thread.ident:
             self._loop.call_soon_threadsafe(self._loop.stop)
-        elif not self._thread.ident:  # never started
+        else:  # never started
             self._loop.close()
 
     def serve(self, handler: Handler) -> None:

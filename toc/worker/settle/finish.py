@@ -418,14 +418,6 @@ class Finisher:
         """Whether everything handed in has been written."""
         return not self.tools.inflight.moving and all(flusher.idle for flusher in self.flushers)
 
-    def stop(self, seconds: float) -> None:
-        """Let the current flushes end, for at most this many seconds in all."""
-        until = self.tools.clock.monotonic() + seconds
-        for flusher in self.flushers:
-            flusher.loop.stop(0)
-        for flusher in self.flushers:
-            flusher.loop.stop(max(until - self.tools.clock.monotonic(), 0))
-
 
 def _back(entry: Entry, score: float) -> Move:
     return Move(entry, Place.STORE_QUEUE, score)
