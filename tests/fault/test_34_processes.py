@@ -210,6 +210,29 @@ def _do(system: System, daemon: DaemonProcess, deed: Deed) -> str:
     )
 
 
+def test_a_successor_that_dies_is_replaced_while_the_process_before_it_still_runs_a_handler(
+    case: Case,
+) -> None:
+    line, system = case.begin(34, "a successor dies", "while the process before it leaves")
+    daemon = system.start(processes=1, app=APP)
+    (first,) = daemon.workers()
+    attribute = {"deed": "run on"}
+    running = system.client.submit("test.sync", biz_id=1, delay=0.1, attribute=attribute)
+    system.wait(lambda: bool(system.starts(running)), "it runs", 20)
+    os.kill(first, signal.SIGTERM)
+    system.wait(lambda: len(daemon.events("worker_ready")) == 2, "it has a successor", 30)
+    (second,) = set(daemon.workers()) - {first}
+    with system.recorder.fault("kill", pids=[second]):
+        os.kill(second, signal.SIGKILL)
+        system.wait(lambda: bool(daemon.events("worker_died")), "its death is noticed", 20)
+    other = system.client.submit("test.sync", biz_id=2, delay=0.1)
+    system.wait(lambda: not system.pending([other]), "a third process has run it", 30)
+    line.prove(system.pending([running]) == [running], "meanwhile the first one still ran its handler")
+    (system.directory / "released").touch()
+    system.wait(lambda: not system.pending([running]), "that has ended", 30)
+    line.judge(system, within=60)
+
+
 @pytest.mark.parametrize(
     "deed", ["cancel all", pytest.param("cancel all from a thread", marks=pytest.mark.slow)]
 )

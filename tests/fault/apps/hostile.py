@@ -87,11 +87,15 @@ def _cancel_all() -> None:
         task.cancel()
 
 
-def _block_the_event_loop() -> None:
+def _run_on() -> None:
     """Until the test lets it go."""
     released = Path(os.environ["TOC_TEST_HISTORY"]).with_name("released")
     while not released.exists():
         time.sleep(0.05)
+
+
+def _block_the_event_loop() -> None:
+    _run_on()
 
 
 WRITTEN_SECONDS = 30.0
@@ -129,7 +133,7 @@ OTHERS: dict[str, Callable[[], object]] = {
     "stop the event loop": lambda: asyncio.get_running_loop().stop(),
     "cancel all": lambda: _cancel_all(),
     "cancel all from a thread": lambda: _loops[0].call_soon_threadsafe(_cancel_all),
-    "block the event loop": lambda: _block_the_event_loop(),
+    "block the event loop": lambda: _block_the_event_loop(), "run on": _run_on,
 }  # fmt: skip
 
 

@@ -299,7 +299,9 @@ class Daemon(Keeper[WorkerProcess]):
             log.info("alone_ended", how=how, unfit=child.unfit, **about)
             return
         WORKER_EXITS.of("died" if not child.left else "recycled" if child.recycled else "left").add()
-        succeeded = any(other.index == child.index for other in self._children.values())
+        succeeded = child.index in self._start_at or any(
+            other.index == child.index and not other.leaving for other in self._children.values()
+        )
         again = 0.0 if succeeded or self._stop_at is not None else self._backoff(child)
         if child.left:
             log.info("worker_left", **about)
