@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.hands import Pair, meanwhile, submit_due
 from harness.metrics import ANY_ADDRESS, samples
 from harness.patience import in_a_moment
 from harness.rows import known
@@ -15,6 +16,7 @@ from harness.system import System
 from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome, TaskStatus
 from toc.model.errors import InvalidExpiry
+from toc.model.raised import EXPIRED
 from toc.model.task import UNLIMITED
 from toc.model.topic import Backoff
 from toc.model.verdict import Failure, try_as_read
@@ -193,6 +195,24 @@ def test_tasks_expire_without_redis(system: System, clean_redis: RedisServer) ->
     system.wait(lambda: queues(system)[:2] == (0, 0), "the index has followed", 15)
     assert not system.starts(behind)
     assert not system.starts(paused)
+
+
+def test_what_has_expired_while_it_waited_ran_at_no_time(hands: Pair) -> None:
+    """The heartbeat looks between the last look at it and its end."""
+    worker, _ = hands
+    worker.clock.slept += 7200  # a machine that has been up for longer than a try may take
+    late, early = submit_due(hands.system), submit_due(hands.system)
+    worker.take()
+    entries = worker.dispatcher.withdraw()
+    assert [entry.job_id for entry in entries] == [late, early]
+    now = worker.clock.now_ms()
+    entries[0].row = entries[0].row._replace(expires_at=now - 1)
+    entries[1].row = entries[1].row._replace(next_time=now + 60_000)
+    ended: list[object] = []
+    hands.patch.setattr(worker.finisher, "ended", lambda _entry, error: ended.append(error))
+    meanwhile(hands.patch, worker.worker.tools.early, "put", worker.heartbeat.run_once)
+    assert not worker.dispatcher.handler_threads._calls.last_look(entries, worker.clock.monotonic())
+    assert ended == [EXPIRED]
 
 
 # Tasks that kill the process that runs them: they end alone, and nobody dies of them.

@@ -122,12 +122,9 @@ class HandlerCalls:
         for entry in batch:
             if entry.row.next_time > now:
                 early.append(entry)
-            elif not self.tools.inflight.start(entry, started):
-                continue  # the keeper of leases gives it back
             elif entry.row.expires_at and has_expired(entry.row.expires_at, now):  # while it waited
-                entry.started = 0.0
                 expired.append(entry)
-            else:
+            elif self.tools.inflight.start(entry, started):  # else the keeper of leases gives it back
                 if now - entry.row.next_time > LATE_MS:
                     entry.crowd = self.crowd(entry.topic.name)
                 due.append(entry)
