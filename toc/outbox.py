@@ -33,6 +33,7 @@ from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.handlers import TaskFields
 from toc.sdk.submission import RowMaker
+from toc.store.servers.shards import OF_TABLES
 
 log = get_logger(__name__)
 
@@ -93,12 +94,12 @@ def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
 
     A task whose time has passed is due at once. One that toc refuses, such as one that has expired, or cannot
     read stays, with its ``error``, and is logged (``outbox_refused``). Raises Unavailable, SchemaBehind or
-    UnfitServer if a server of toc could not be used, once those of the others are submitted; ConfigError for
+    UnfitServer if a server or table of toc could not be used, once the rest is submitted; ConfigError for
     settings of the center, of which no record is to blame; and the errors of ``engine``.
     """
     center = center.sync if isinstance(center, AsyncTimeoutCenter) else center
     done, after = 0, 0
-    away: dict[int, TocError] = {}
+    away: dict[tuple[int, int | None], TocError] = {}  # servers, and single tables
     while True:
         with engine.connect() as connection:
             waiting = sa.select(table.c.id, table.c.task, table.c.body.is_not(None).label("has_body"))
@@ -109,21 +110,20 @@ def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
                 raise error
             return done
         after = records[-1].id
-        submitted: list[int] = []
-        refused: dict[int, str] = {}
+        submitted, refused = list[int](), dict[int, str]()
         for record in records:
             try:
                 task, request = _task(engine, record)
                 if record.has_body and task.body is None:  # another drain has submitted and removed it
                     continue
-                server = center.store.server_of_biz(BizId.of(task.biz_id))
-                if server not in away:
+                biz = BizId.of(task.biz_id)
+                server, number = center.store.server_of_biz(biz), biz.crc % len(center.store.tables)
+                if away.keys().isdisjoint({(server, None), (server, number)}):
                     try:
                         center.put(task, request=request)
-                    except (Unavailable, SchemaBehind, UnfitServer) as exc:
-                        away[server] = exc
-                    else:
                         submitted.append(record.id)
+                    except (Unavailable, SchemaBehind, UnfitServer) as exc:
+                        away[server, number if isinstance(exc, OF_TABLES) else None] = exc
             except ConfigError:
                 raise
             except InvalidInput as exc:

@@ -23,7 +23,9 @@ from benchmarks.local import MariaDB
 from benchmarks.servers import PostgreSql
 from toc import AsyncTimeoutCenter, CancelOutcome, NewTask, Task, TimeoutCenter, outbox
 from toc.model import errors
+from toc.model.sharding import BizId
 from toc.model.task import Put
+from toc.store.servers.server import Locked, Refused
 
 
 @pytest.fixture
@@ -274,6 +276,36 @@ def test_a_server_of_toc_that_cannot_be_used_leaves_its_records_and_holds_up_no_
     assert waiting(engine) == 2
     assert outbox.drain(engine, system.center) == 2
     assert [len(found(system, biz_id)) for biz_id in range(4)] == [1] * 4
+
+
+@pytest.mark.parametrize("error", [Locked, Refused])
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_a_table_that_cannot_be_used_leaves_its_records_and_holds_up_no_other_of_its_server(
+    system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch, error: type[errors.TocError]
+) -> None:
+    """As during hours of an ALTER TABLE, or once a table is damaged."""
+    tables = len(system.center.store.tables)
+    bad = BizId.of(0).crc % tables
+    there = [biz_id for biz_id in range(50) if BizId.of(biz_id).crc % tables == bad]
+    with engine.begin() as connection:
+        for biz_id in range(50):
+            outbox.submit(connection, "test.sync", biz_id=biz_id, delay=3600)
+    put, asked = system.center.put, list[int | str]()
+
+    def fail_there(task: NewTask, **how: Any) -> Put:
+        if task.biz_id in there:
+            asked.append(task.biz_id)
+            raise error("a table")
+        return put(task, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(system.center, "put", fail_there)
+        with pytest.raises(error):
+            outbox.drain(engine, system.center)
+    assert waiting(engine) == len(there)
+    assert 1 < len(there) < 50
+    assert asked == [0]  # each further one might wait for the lock again
+    assert outbox.drain(engine, system.center) == len(there)
 
 
 def test_an_async_session_writes_to_it_within_run_sync(system: System, mariadb: MariaDB) -> None:

@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "webhooks": PLAIN - {"config"} | {"store", "index"},
     "worker": PLAIN - {"config"} | OUTSIDE | {"maintenance"},
     "django_tasks": PLAIN - {"config"} | {"sdk"},
-    "outbox": PLAIN - {"config"} | {"sdk"},
+    "outbox": PLAIN - {"config"} | {"sdk", "store"},
     "operate": PLAIN | OUTSIDE | {"sdk", "maintenance", "__init__"},
     "gateway": PLAIN | OUTSIDE | {"sdk", "operate", "pull", "worker"},
     "console": PLAIN - {"config"} | {"operate", "gateway"},
