@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine
 
 from toc import Settings
+from toc.store.store import Store
 
 
 def task_tables(settings: Settings) -> list[str]:
@@ -35,3 +36,18 @@ def raw(where: Settings | str) -> Iterator[Connection]:
     url = where if isinstance(where, str) else where.need_database_urls()[0]
     with engine_of(url, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
         yield connection
+
+
+@contextmanager
+def refused(connection: Connection, store: Store, job_id: int) -> Iterator[None]:
+    """A row that cannot be written: a damaged page, or a trigger or constraint that somebody has added."""
+    name = store._shards.names[store._shards.table_of(job_id)]
+    trigger = f"{name.partition('.')[0]}.refuses"
+    connection.exec_driver_sql(
+        f"CREATE TRIGGER {trigger} BEFORE UPDATE ON {name} FOR EACH ROW "
+        f"IF NEW.job_id = {job_id} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF"
+    )
+    try:
+        yield
+    finally:
+        connection.exec_driver_sql(f"DROP TRIGGER {trigger}")

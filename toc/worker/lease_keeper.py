@@ -16,7 +16,7 @@ from toc.model.verdict import Failure, after_crash
 from toc.observe.log import get_logger
 from toc.observe.metrics import TRIES
 from toc.store.servers.server import Locked
-from toc.store.servers.shards import Trouble
+from toc.store.servers.shards import OF_TABLES, Trouble
 from toc.store.tasks.batch import Guard
 from toc.store.tasks.leases import RAN_OUT
 from toc.worker.entry import NO_FENCE, NO_LEASE, Entry, Lease
@@ -53,10 +53,8 @@ class LeaseKeeper:
     def settled(self) -> bool:
         """Whether no lease is being requested, and no entry that asked for one may still have
         it."""
-        asked = (entry for entries in self._asked for entry in list(entries))
-        return not any(loop.at_work for loop in self.loops) and not any(
-            entry.lease.possible for entry in asked
-        )
+        possible = (entry.lease.possible for entries in self._asked for entry in list(entries))
+        return not (any(loop.at_work for loop in self.loops) or any(possible))
 
     def look(self, number: int) -> float:
         """Request the due leases of one server. Returns the seconds until the next look."""
@@ -67,9 +65,8 @@ class LeaseKeeper:
             # finisher gives up before it moves the entry.
             self._finisher.give_back(refused)
         # Ended tries that are not written yet count too: no other worker may begin them meanwhile.
-        due = [entry for entry in self._tools.inflight.snapshot() if _asks(entry, now)]
-        if len(self._asked) > 1:
-            due = [entry for entry in due if self._tools.store.server_of(entry.job_id) == number]
+        held, server_of = self._tools.inflight.snapshot(), self._tools.store.server_of
+        due = [entry for entry in held if _asks(entry, now) and server_of(entry.job_id) == number]
         if due:
             self._complain(self.take(due))
         return TICK_SECONDS if len(self._tools.inflight) else IDLE_SECONDS
@@ -106,8 +103,8 @@ class LeaseKeeper:
         """Take or renew leases on the rows of entries. ``lease`` says which have one afterwards: none that is
         not due by ``due_by`` (ms).
 
-        Returns the job_ids whose result is unknown, with the reason. They may have a lease; it is
-        requested again.
+        Returns the job_ids whose rows could not be written, with the reason. If the server did not say so
+        itself, they may have a lease; it is requested again.
         """
         asked = self._tools.clock.monotonic()
         checked = [entry for entry in entries if entry.checked]
@@ -126,8 +123,9 @@ class LeaseKeeper:
         )
         for entry in entries:
             error = ours.unanswered.get(entry.job_id)
-            if isinstance(error, Locked) and not before[entry.job_id].possible:  # it has certainly no lease
-                del ours.unanswered[entry.job_id]
+            if isinstance(error, OF_TABLES) and not before[entry.job_id].possible:  # it surely has no lease
+                if isinstance(error, Locked):  # which passes
+                    del ours.unanswered[entry.job_id]
                 ours[entry.job_id] = False
             elif error is not None:
                 continue

@@ -16,7 +16,7 @@ from harness import secured
 from harness.patience import until
 from harness.rows import NewRow, insert, insert_many, known
 from harness.secured import root_url
-from harness.tables import engine_of, raw
+from harness.tables import engine_of, raw, refused
 from sqlalchemy import Engine, create_engine, make_url
 
 from benchmarks.local import MariaDB
@@ -288,26 +288,14 @@ def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:
 
 
 def test_a_refused_row_holds_up_no_other(mysql_store: Store, new_row: NewRow, root: Engine) -> None:
-    """A damaged page, or a trigger or constraint that somebody has added."""
     rows = [new_row(biz_id=7) for _ in range(20)]
     insert_many(mysql_store, rows)
-    shards = mysql_store._shards
-    name = shards.names[shards.table_of(rows[0].job_id)]
-    database, _, _ = name.partition(".")
-    refused = rows[7].job_id
-    with root.connect() as connection:
-        connection.exec_driver_sql(
-            f"CREATE TRIGGER {database}.refuses BEFORE UPDATE ON {name} FOR EACH ROW "
-            f"IF NEW.job_id = {refused} THEN "
-            "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not this one'; END IF"
-        )
-        try:
-            cases = mysql_store.finish([(row.job_id, 0) for row in rows])
-        finally:
-            connection.exec_driver_sql(f"DROP TRIGGER {database}.refuses")
-    assert cases == {row.job_id: Finish.DONE for row in rows if row.job_id != refused}
-    assert "not this one" in str(cases.unanswered[refused])
-    assert mysql_store.finish([(refused, 0)]) == {refused: Finish.DONE}
+    one = rows[7].job_id
+    with root.connect() as connection, refused(connection, mysql_store, one):
+        cases = mysql_store.finish([(row.job_id, 0) for row in rows])
+    assert cases == {row.job_id: Finish.DONE for row in rows if row.job_id != one}
+    assert "not this one" in str(cases.unanswered[one])
+    assert mysql_store.finish([(one, 0)]) == {one: Finish.DONE}
 
 
 def test_connections_that_one_busy_moment_has_opened_are_closed_when_nobody_uses_them(

@@ -9,18 +9,22 @@ import pytest
 from harness import forks
 from harness.clocks import PushedClock
 from harness.gateway import Gateway
-from harness.hands import SLOT, TOPIC, WorkerAtRest, in_five_minutes, meanwhile, submit_due
+from harness.hands import SLOT, TOPIC, PausedClock, WorkerAtRest, in_five_minutes, meanwhile, submit_due
 from harness.hooked import Hooked
 from harness.metrics import ANY_ADDRESS, samples
+from harness.patience import PATIENCE, until
 from harness.receiver import Receiver
 from harness.system import System
+from harness.tables import raw, refused
 
 from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, Topic
-from toc.model.errors import ConfigError
+from toc.model.errors import ConfigError, StoreUnavailable
 from toc.model.topic import Delivery
 from toc.operate import doctor, topics
 from toc.operate.top import Top
+from toc.store.servers.shards import Answers
+from toc.worker.take.by_rows import RETRY_SECONDS
 
 
 def test_a_process_whose_settings_disagree_is_named(alone: System, clean_redis: RedisServer) -> None:
@@ -91,6 +95,46 @@ def test_what_is_not_due_by_the_database_waits_on_a_host_whose_clock_is_ahead(al
         with closing(WorkerAtRest(center, "a:1", [SLOT])) as worker:
             worker.worker.rows.run_once(0)
             assert list(center.store.leases.living([far, due])) == [due]
+
+
+@pytest.mark.parametrize("unsure", [False, True])
+def test_a_row_that_refuses_its_lease_holds_up_no_other(
+    alone: System, monkeypatch: pytest.MonkeyPatch, unsure: bool
+) -> None:
+    """Not even if it was asked for one when the server was away, so that it may have it."""
+    alone.create_topics(slots=1)
+    clock = PausedClock()
+    with TimeoutCenter(alone.settings, clock=clock) as center, raw(alone.settings) as sql:
+        center.handler(TOPIC)(print)
+        center.catalog.refresh()
+        with closing(WorkerAtRest(center, "a:1", [SLOT])) as worker:
+            leases = center.store.leases
+
+            def leased(*job_ids: int) -> list[int]:
+                worker.worker.rows.look_now()
+                worker.worker.rows.run_once(0)
+                return sorted(leases.living(job_ids))
+
+            one = submit_due(alone)
+            with refused(sql, center.store, one):
+                if unsure:
+                    away = Answers[bool](unanswered={one: StoreUnavailable("as the test wants")})
+                    with monkeypatch.context() as patch:
+                        patch.setattr(leases, "take", lambda *_: away)
+                        assert not leased(one)
+                    clock.slept += RETRY_SECONDS
+                before = submit_due(alone)
+                assert leased(one, before) == [before]
+                after = submit_due(alone)
+                assert leased(one, after) == [after]
+
+            def given_back() -> bool:
+                worker.leases.look(0)
+                worker.finish()
+                return worker.inflight.get(one) is None
+
+            assert until(given_back, PATIENCE)
+            assert leased(one) == [one]
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ from toc.model.clock import RateLimit
 from toc.model.lateness import Cause
 from toc.model.topic import Slot, Topic
 from toc.observe.log import get_logger
-from toc.store.servers.shards import Trouble
+from toc.store.servers.shards import OF_TABLES, Trouble
 from toc.store.tasks.scan import Position
 from toc.worker.check import Checker
 from toc.worker.entry import NO_FENCE, Entry
@@ -248,7 +248,7 @@ class RowTaker:
             where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {due}"
             pages = self.tools.store.scans.page(starts, plan.until_ms, PAGE, where=where)
             if not pages and pages.unanswered:
-                self._failed(plan, pages.unanswered, began)
+                self._failed(plan, pages.unanswered, began, RETRY_SECONDS)
                 return False
             plan.left |= {table: page[-1].position for table, page in pages.items() if len(page) == PAGE}
             found = list(chain.from_iterable(pages.values()))
@@ -266,10 +266,10 @@ class RowTaker:
             plan.look_at = plan.began + plan.period
         return True
 
-    def _failed(self, plan: _Plan, errors: Mapping[int, Trouble], began: float) -> None:
+    def _failed(self, plan: _Plan, errors: Mapping[int, Trouble], began: float, pause: float) -> None:
         now, at = self.tools.clock.monotonic(), self.tools.clock.now_ms()
-        plan.failed_until, error = now + RETRY_SECONDS, str(next(iter(errors.values())))
-        until = at + round(RETRY_SECONDS * 1000)
+        plan.failed_until, error = now + pause, str(next(iter(errors.values())))
+        until = at + round(pause * 1000)
         self.tools.late.note(Cause.DATABASE, plan.server, at - round((now - began) * 1000), until, error)
         if self._complains(plan.server):
             log.warning("rows_not_taken", error=error)
@@ -323,9 +323,11 @@ class RowTaker:
         began = self.tools.clock.monotonic()
         failed = self.leases.take(entries, due_by=self.tools.clock.now_ms())  # [rule: taken-by-lease]
         if failed:
-            plan.unsure = [entry for entry in entries if entry.job_id in failed]
+            refused = [entry for entry in entries if isinstance(failed.get(entry.job_id), OF_TABLES)]
+            self.finisher.give_back_unread(refused)  # the server answers: others need not wait for these
+            plan.unsure = [entry for entry in entries if entry.job_id in failed and entry not in refused]
             entries = [entry for entry in entries if entry.job_id not in failed]
-            self._failed(plan, failed, began)
+            self._failed(plan, failed, began, RETRY_SECONDS if plan.unsure else 0.0)
         # A slot may have been handed over meanwhile, and where there is an index its new owner may run what
         # has no lease yet.
         wanted = self.tools.book.wanted
