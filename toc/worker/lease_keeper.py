@@ -60,7 +60,7 @@ class LeaseKeeper:
         """Request the due leases of one server. Returns the seconds until the next look."""
         now = self._tools.clock.monotonic()
         self._release_gone(number)
-        if number == 0 and (refused := self._tools.inflight.refused(now)):
+        if refused := self._tools.inflight.refused(now):  # of all servers: that of one may hang
             # They are still there if no other worker has taken them. One that has needs the lease, which the
             # finisher gives up before it moves the entry.
             self._finisher.give_back(refused)

@@ -22,7 +22,7 @@ from toc.store.tasks.scan import DueRow, Position
 from toc.store.tasks.tries import TakeTries
 from toc.worker.check import RETRY_MS
 from toc.worker.control import Suspect
-from toc.worker.entry import NO_FENCE, Held
+from toc.worker.entry import NO_FENCE, Held, State
 from toc.worker.lease_keeper import AGAIN_SECONDS
 from toc.worker.settle.finish import RETRY_SECONDS
 from toc.worker.take.by_rows import OWNED_SECONDS
@@ -446,6 +446,25 @@ def test_without_redis_a_database_server_that_hangs_delays_no_task_of_another(
             release.set()
             for loop in worker.worker.rows.loops:
                 loop.stop()
+    worker.close()
+
+
+def test_what_was_refused_its_start_is_given_back_while_another_database_server_hangs(
+    new_system: NewSystem, clean_redis: RedisServer, mariadb: MariaDB
+) -> None:
+    system = new_system(database_urls=[mariadb.url, mariadb.url.replace("127.0.0.1", "localhost")])
+    system.create_topics(slots=1)
+    worker = Hands(system, clean_redis, "a:1")
+    job_id = submit_due(system)
+    while worker.store.server_of(job_id) != 1:
+        job_id = submit_due(system)
+    worker.take()
+    worker.sleep()
+    worker.start()
+    assert until(lambda: worker.held(job_id).state is State.REFUSED, PATIENCE)
+    worker.leases.look(1)  # that of the other server does not return
+    worker.finish()
+    assert worker.inflight.get(job_id) is None
     worker.close()
 
 
