@@ -278,7 +278,7 @@ def leave_process(code: int) -> NoReturn:
 
 
 def watch_threads() -> None:
-    """End the process, with a message, if one of toc's threads ends with an unexpected error.
+    """End the process, with a message, if one of toc's threads ends with an unexpected error (``dies``).
 
     Packages that cannot use ``Loop`` start threads, too. Whatever waits for such a thread, or for its
     answers, would wait forever. Threads of the application are left alone.
@@ -288,7 +288,7 @@ def watch_threads() -> None:
     def died(error: threading.ExceptHookArgs) -> None:
         name = error.thread.name if error.thread is not None else ""
         if name.startswith(PREFIX) and error.exc_value is not None:
-            end_process(name.removeprefix(PREFIX), error.exc_value)
+            dies(name.removeprefix(PREFIX), error.exc_value)
         before(error)
 
     threading.excepthook = died
@@ -318,6 +318,8 @@ _on_death: Callable[[str, BaseException], None] | None = None
 def embedded(on_death: Callable[[str, BaseException], None]) -> None:
     """Have the death of an internal thread told to this function, and go on: the process is not ours."""
     global _on_death
+    if _on_death is None:
+        watch_threads()
     _on_death = on_death
 
 

@@ -26,7 +26,7 @@ from opentelemetry import trace
 from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB
-from toc import InvalidInput, NewTask, Task, TaskStatus, TimeoutCenter, Topic
+from toc import InvalidInput, NewTask, Task, TaskStatus, TimeoutCenter, Topic, loop
 from toc.coordination.assignment import Member
 from toc.coordination.znodes import member_values
 from toc.model.errors import ConfigError, StoreUnavailable, UnknownTopic
@@ -193,6 +193,34 @@ def test_a_begin_without_a_thread_to_spare_is_made_again(shop: Shop, monkeypatch
     with shop.center.worker():
         shop.ended(shop.center.submit("order.close", biz_id=1, delay=0.1))
         assert len(refused) == 3
+
+
+def test_a_failure_where_the_database_is_asked_for_the_poller_begins_it_anew_and_the_hook_is_told(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread of its own waits for that: what the asking held would be held for good."""
+    told: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", lambda error: told.append(error.exc_type))
+    monkeypatch.setattr(loop, "_on_death", None)  # as in a process that had no worker before
+    with shop.center.worker() as worker:
+        assert worker.ready.wait(PATIENCE)
+        assert worker._keeper is not None
+        (life,) = worker._keeper._children.values()
+
+        def fails(_entries: object) -> None:
+            raise UnicodeError("as the test wants")
+
+        monkeypatch.setattr(life.worker.leases, "judge", fails)
+        job_id = shop.center.submit("order.close", biz_id=1, delay=0.5)
+        shop.center.store.leases.identify("who is gone")
+        assert shop.center.store.leases.take({job_id: 0}) == {job_id: True}
+        shop.ended(job_id)
+        assert told == [UnicodeError]
+        theirs = threading.Thread(target=fails, name="mine")
+        theirs.start()
+        theirs.join()
+        assert told == [UnicodeError, TypeError], "a thread of the application's harms nobody"
+        assert life not in worker._keeper._children.values()
 
 
 def test_a_handler_that_never_ends_is_charged_and_others_go_on(shop: Shop) -> None:
