@@ -3,6 +3,7 @@
 import os
 import resource
 import signal
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -287,6 +288,31 @@ def test_a_coroutine_that_blocks_the_event_loop_is_named_and_harms_no_handler_on
     line.prove(held_up.most > 500, f"coroutines: {held_up}; handlers on threads: {late}")
     line.judge(system, within=10)
     line.on_time(late, p99=200)
+
+
+@pytest.mark.parametrize("how", ["longer than max_runtime", "until its process leaves"])
+def test_coroutines_that_wait_for_a_blocked_event_loop_are_not_charged(case: Case, how: str) -> None:
+    """They have started at the same instant, and had no step yet."""
+    line, system = case.begin(34, "a coroutine blocks the event loop", how, topic_max_runtime=2)
+    daemon = system.start(processes=1, app=APP)
+    tasks = [NewTask("test.async", n, 1.0) for n in range(101)]
+    tasks[50] = NewTask("test.async", 50, 1.0, attribute={"deed": "block the event loop"})
+    others = system.client.submit_many(tasks)
+    blocking = others.pop(50)
+    system.wait(lambda: bool(system.starts(blocking)), "it blocks", 20)
+    waiting = [job_id for job_id in others if not system.starts(job_id)]
+    if how == "longer than max_runtime":
+        time.sleep(4)
+    else:
+        system.wait(lambda: not system.pending(others), "those that waited have run elsewhere", 30)
+    (system.directory / "released").touch()
+    system.wait(lambda: not system.pending([blocking, *others]), "all have ended", 30)
+    system.wait(lambda: len(daemon.workers()) == 1, "who left is gone", 30)
+    rows = system.center.store.read(waiting)
+    assert not any(row.attempts or row.crashes for row in rows.values())
+    assert not system.not_run_once(waiting)
+    line.prove(len(waiting) > 10, f"{len(waiting)} coroutines waited for it")
+    line.judge(system, within=60)
 
 
 def test_an_internal_loop_that_ends_without_an_error_ends_its_process(case: Case) -> None:

@@ -128,6 +128,10 @@ class Entry:
         timed_out = self.fence != NO_FENCE and now - self.kept > self.topic.prepare_timeout
         return self.kept != LOST and not timed_out
 
+    def overtime(self, now: float) -> float:
+        """Return by how many seconds its handler has run longer than max_runtime."""
+        return now - self.started - self.topic.max_runtime
+
     @property
     def due(self) -> int:
         """When the task was due, in milliseconds. Until its row is read: when it was taken."""
@@ -315,10 +319,18 @@ class Inflight:
         """Whether a move is under way."""
         return bool(self._moving)
 
-    def settle(self, entry: Entry) -> bool:
-        """True for the one caller that may report the outcome of this try."""
+    def call(self, entry: Entry, now: float) -> bool:
+        """Note that the handler of a started entry is called. False: its outcome is decided already."""
         with self._lock:
-            return self._go(entry, SETTLE)
+            if runs := entry.state is State.RUNS:
+                entry.started = now
+            return runs
+
+    def settle(self, entry: Entry, started: float | None = None) -> bool:
+        """True for the one caller that may report the outcome of this try, which ``started`` then if that is
+        given."""
+        with self._lock:
+            return started in (None, entry.started) and self._go(entry, SETTLE)
 
     def snapshot(self) -> list[Entry]:
         """The entries held now."""

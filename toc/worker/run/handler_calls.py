@@ -139,6 +139,14 @@ class HandlerCalls:
         self.finisher.give_back([entry for entry in batch if self.tools.inflight.settle(entry)])
         return []
 
+    def begin(self, batch: Sequence[Entry]) -> list[Entry]:
+        """The entries of a batch that waited for the event loop, whose handler is called now. Not those that
+        were given back meanwhile: a coroutine may have blocked it."""
+        if batch[0].topic.name in self.tools.catalog.paused:
+            return self.withhold(batch)
+        now = self.tools.clock.monotonic()
+        return [entry for entry in batch if self.tools.inflight.call(entry, now)]
+
     def succeeded(self, entry: Entry) -> None:
         """Report the success of a task that was alone in its call. Does less than ``returned``, as
         this is the usual case."""

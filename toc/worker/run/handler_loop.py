@@ -271,6 +271,11 @@ class HandlerLoop:
                 taken += some
         return taken
 
+    def unbegun(self, entry: Entry) -> bool:
+        """Whether a started entry waits for the event loop, which others block."""
+        task = self._tasks.get(entry.job_id)
+        return task is not None and not task.begun
+
     def cancel(self, entry: Entry) -> None:
         """Cancel the coroutine that runs this entry, once. Its whole batch fails with it."""
         self._loop.call_soon_threadsafe(self._cancel, entry.job_id)
@@ -360,29 +365,30 @@ class HandlerLoop:
         task.begin()
         handler = batch[0].handler
         errors: dict[int, BaseException | None] = {}
+        begun = self._calls.begin(batch)
         try:
-            if batch[0].topic.name in self._calls.tools.catalog.paused:  # it has waited for other coroutines
-                self._calls.withhold(batch)
-            elif handler.batch is None:
+            if begun and handler.batch is None:
                 outcome = await handler.call(handler_calls.task_for(batch[0], bodies))
                 if isinstance(outcome, Delivered):
                     batch[0].delivered = outcome
                 else:
                     handler_calls.errors_of(outcome, None)
-            else:
-                outcome = await handler.call(handler_calls.tasks_for(batch, bodies, errors))
-                errors = {**handler_calls.errors_of(outcome, batch), **errors}
+            elif begun:
+                outcome = await handler.call(handler_calls.tasks_for(begun, bodies, errors))
+                errors = {**handler_calls.errors_of(outcome, begun), **errors}
         except BaseException as exc:
-            errors = dict.fromkeys((entry.job_id for entry in batch), exc)
+            errors = dict.fromkeys((entry.job_id for entry in begun), exc)
         try:
             for entry in batch:
-                self._tasks.pop(entry.job_id, None)
+                if self._tasks.get(entry.job_id) is task:  # not if it was given back, and taken again
+                    del self._tasks[entry.job_id]
             for job_id, error in errors.items() if task.disturbed else ():
                 if issubclass(type(error), asyncio.CancelledError):
                     errors[job_id] = Disturbed("another handler of its process cancelled it")
-            self._calls.returned(batch, errors)
+            if begun:
+                self._calls.returned(begun, errors)
+                line.note_run(self._clock.monotonic() - begun[0].started)
             line.running -= 1
-            line.note_run(self._clock.monotonic() - batch[0].started)
             self._done(line, len(batch))
             if line.waiting:
                 self._start_waiting(batch[0].topic.name)
@@ -398,7 +404,7 @@ class HandlerLoop:
 
     def _cancel(self, job_id: int) -> None:
         task = self._tasks.get(job_id)
-        if task is not None and task.begun:
+        if task is not None and task.begun and task.entry.overtime(self._clock.monotonic()) > 0:
             # Cancel it only once, as it may await its clean-up: so forget it under every id of its
             # batch.
             self._tasks = {one: other for one, other in self._tasks.items() if other is not task}

@@ -41,9 +41,8 @@ class Heartbeat:
         for entry in self.tools.inflight.snapshot():
             if entry.fenced and now - entry.kept > entry.topic.prepare_timeout / 3:
                 aging.setdefault(entry.slot, []).append(entry)
-            runs = entry.state is State.RUNS and entry.handler.limited
-            if runs and (overtime := now - entry.started - entry.topic.max_runtime) > 0:
-                self._end(entry, overtime)
+            if entry.state is State.RUNS and entry.handler.limited and entry.overtime(now) > 0:
+                self._end(entry, now)
         if aging:
             self._extend(aging, now)
         return TICK_SECONDS
@@ -69,14 +68,20 @@ class Heartbeat:
         if failures:
             log.warning("not_kept_alive", slots=len(failures), error=str(failures[0]))
 
-    def _end(self, entry: Entry, overtime: float) -> None:
-        if entry.handler.is_async and overtime < CLEAN_UP_SECONDS:
+    def _end(self, entry: Entry, now: float) -> None:
+        started = entry.started
+        if entry.handler.is_async and entry.overtime(now) < CLEAN_UP_SECONDS:
             self.dispatcher.event_loop.cancel(entry)
+            return
+        if self.dispatcher.event_loop.unbegun(entry):
+            self.tools.recycle("a coroutine blocks its event loop")
+            if self.tools.inflight.settle(entry, started):
+                self.finisher.give_back([entry])
             return
         error = overran(entry.topic.max_runtime, self.dispatcher.handler_threads.stack_of(entry))
         log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name, stack=error.stack)
         self.tools.recycle("a handler ran longer than max_runtime")
-        if self.tools.inflight.settle(entry):
+        if self.tools.inflight.settle(entry, started):
             if entry.handler.overran is not None:
                 entry.handler.overran(entry.job_id, error.text, error.stack)
             self.finisher.ended(entry, error)
