@@ -230,7 +230,7 @@ class RowsCoordinator:
     def _is_apart(self) -> bool:
         """Whether nothing may go to other daemons now."""
         now = self._clock.monotonic()
-        return now >= self._ledger.sure_until or now < self._alone_until
+        return not self._reached or now >= self._ledger.sure_until or now < self._alone_until
 
     def _own(self) -> Daemon:
         """Return what our row is to say."""

@@ -164,6 +164,24 @@ def test_while_the_table_is_away_nothing_moves_and_successors_take_up_slots(daem
     daemons.until(daemons.calm("a", "b"), "two share")
 
 
+def test_what_a_process_that_dies_while_the_table_is_away_had_stays_with_its_daemon(daemons: Daemons) -> None:
+    """Also while it is still sure of its slots: others cannot take them, as nobody can tell them."""
+    daemons.start("b")
+    a = daemons.start("a", 2, timeout=3600.0)
+    daemons.until(daemons.calm("a", "b"), "two share")
+    before = a.slots
+    a.line.cut = True
+    a.leave("stranger", died=True)
+    daemons.until(lambda: not a.coordinator.connected(), "it could not tell of that")
+    assert a.sure
+    a.leave("a-0", died=True)
+    a.align()
+    a.join("a-2")
+    a.align()
+    assert a.slots == before
+    assert a.held["a-2"], "the successor has what its predecessor had"
+
+
 def test_a_daemon_that_was_killed_is_followed_at_once_on_its_host(daemons: Daemons) -> None:
     """Its processes are proved gone: no name of theirs is held any more."""
     a = daemons.start("a", 2)
