@@ -184,13 +184,19 @@ def test_a_redrive_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Pr
 
 
 def test_what_is_written_in_batches_waits_once_for_rows_that_others_have_locked(
-    mysql_store: Store, mysql_place: Any, root: Engine, new_row: NewRow
+    mysql_store: Store, root: Engine, new_row: NewRow
 ) -> None:
-    rows = [new_row(biz_id=7) for _ in range(3)]  # of one table
-    for row in rows:
+    """Also while another table of their server is missing."""
+    rows = [new_row(biz_id=7) for _ in range(4)]  # of one table
+    shards = mysql_store._shards
+    table = shards.table_of(rows[0].job_id)
+    tables = {shards.table_of(row.job_id): row for row in map(new_row, range(100))}
+    beside = next(one for one in tables if one != table and shards.server_of[one] is shards.server_of[table])
+    other = tables[beside]
+    for row in (*rows, other):
         insert(mysql_store, row)
-    (held, free, later), table = [row.job_id for row in rows], BizId.of(7).crc % mysql_place.tables
-    name = f"{mysql_place.prefix}{table % mysql_place.databases}.timeout_task_{table:04d}"
+    (held, free, later, last), gone = [row.job_id for row in rows], other.job_id
+    name, away = shards.names[table], shards.names[beside]
     with root.connect().execution_options(isolation_level="READ COMMITTED") as holder:
         holder.exec_driver_sql(f"SELECT * FROM {name} WHERE job_id={held} FOR UPDATE")
         done = mysql_store.finish([(held, 0), (free, 0)])
@@ -201,8 +207,17 @@ def test_what_is_written_in_batches_waits_once_for_rows_that_others_have_locked(
         assert done == {later: Finish.DONE, missing: Finish.MISSING}
         assert list(done.unanswered) == [held]
         assert int(_status(root, "Innodb_row_lock_waits")) == waited
+        with root.connect() as connection:
+            connection.exec_driver_sql(f"RENAME TABLE {away} TO {away}_away")
+            try:
+                done = mysql_store.finish([(held, 0), (last, 0), (gone, 0)])
+                assert mysql_store.locked([held, last, gone]) <= {held}
+            finally:
+                connection.exec_driver_sql(f"RENAME TABLE {away}_away TO {away}")
+        assert (done, sorted(done.unanswered)) == ({last: Finish.DONE}, sorted([held, gone]))
         holder.rollback()
     assert mysql_store.finish([(held, 0)]) == {held: Finish.DONE}
+    assert until(lambda: mysql_store.finish([(gone, 0)]) == {gone: Finish.DONE})
 
 
 def _status(engine: Engine, name: str) -> Any:

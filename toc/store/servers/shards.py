@@ -253,7 +253,7 @@ class Shards:
             selects += [Statement(select), Statement(select + server.skip_locked)]
         try:
             results = server.run(selects, outwait=False)
-        except StoreUnavailable:
+        except (StoreUnavailable, SchemaBehind):
             return tables
         there = {row[0] for result in results[::2] for row in result.rows}
         free = {row[0] for result in results[1::2] for row in result.rows}
