@@ -189,9 +189,11 @@ class Loop:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread = watched_thread(self.name, self._run, lambda: self._stopped)
-        self._thread.start()
+        """Start the thread, unless an earlier call has."""
+        if self._thread is None:
+            thread = watched_thread(self.name, self._run, lambda: self._stopped)
+            thread.start()
+            self._thread = thread
 
     def stop(self, timeout: float | None = None) -> None:
         """Ask the thread to end and wait for it, at most ``timeout`` seconds."""

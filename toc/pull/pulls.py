@@ -323,8 +323,8 @@ class Pulls:
 
     def _start(self) -> None:
         if not self._started and not self._waiting.shut:
+            self._episodes.start()  # first, as it may be started again if the other fails
             self._taker.start()
-            self._episodes.start()
             self._started = True
 
     async def _pulled(self, name: str) -> Topic:

@@ -87,7 +87,7 @@ class Taker:
         self._watch_loop = Loop("pull-watch", self.watch)
 
     def start(self) -> None:
-        """Start the threads."""
+        """Start the threads; called again after an error, those that it did not start then."""
         self.mover.start()
         for thread in (*self._threads, self._take_loop, self._watch_loop):
             thread.start()

@@ -4,6 +4,7 @@ and what fails to tell."""
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -433,6 +434,27 @@ async def test_a_pull_that_waits_gets_what_comes_into_slots_that_its_topic_did_n
     biz_id = next(n for n in range(1000) if topic.slot(BizId.of(n).crc, 64).number >= 4)
     job_id = system.center.submit(TOPIC, biz_id=biz_id, delay=0.01)
     assert [one.task.job_id for one in await call] == [job_id]
+
+
+async def test_a_gateway_that_could_not_start_all_threads_starts_the_others_with_the_next_pull(
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads for one queue would take from it what the other has counted."""
+
+    def refuse(thread: threading.Thread, start: Any = threading.Thread.start) -> None:
+        if thread.name == "toc-pull-watch":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    before = Counter(thread.name for thread in threading.enumerate())
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            await one(gateway)
+    job_id = pulled.center.submit(TOPIC, biz_id=1, delay=0.01)
+    assert (await one(gateway)).task.job_id == job_id
+    started = Counter(thread.name for thread in threading.enumerate()) - before
+    assert {started[f"toc-pull-{name}"] for name in ("out-0", "take", "watch", "wake")} == {1}
 
 
 def test_an_event_loop_that_ends_breaks_nothing() -> None:
