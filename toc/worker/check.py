@@ -61,8 +61,9 @@ class Checker:
         the time of the next try (monotonic)."""
         self._judging: deque[None] = deque()
         """An item for each thread that asks for leases."""
-        self._unread_since = self._unread_at = float("-inf")
-        """Start of the current trouble with reading rows, and time of its last failure (monotonic)."""
+        self._unread: dict[int, tuple[float, float]] = {}
+        """By server, start of the last trouble with reading rows, and time of its last failure
+        (monotonic)."""
         self._tells_behind = RateLimit(self.tools.clock, BEHIND_SECONDS)
         self._read_seconds = STEP.of("read")
 
@@ -179,7 +180,7 @@ class Checker:
         self.tools.wake()
 
     def _put_away(self, entries: Sequence[Entry], errors: Mapping[int, Trouble]) -> None:
-        """Postpone entries that cannot be decided now, so that other due tasks do not wait behind them.
+        """Postpone entries of one server that cannot be decided now, so that other due tasks do not wait.
 
         The pause grows with the outage, as all due tasks of that server keep returning. When it is back, the
         sweep brings them in within seconds.
@@ -191,15 +192,14 @@ class Checker:
         rest = [entry for entry in entries if not entry.lease.possible]
         if not rest:
             return
-        if now - self._unread_at > FORGET_UNREAD_SECONDS:
-            self._unread_since = now
-            log.warning("rows_not_read", tasks=len(rest), error=str(errors[rest[0].job_id]))
-        self._unread_at = now
-        wait = min(max(RETRY_MS, int(500 * (now - self._unread_since))), MAX_RETRY_MS)
-        until = at + wait
-        servers = {self.tools.store.server_of(entry.job_id): errors[entry.job_id] for entry in rest}
-        for server, error in servers.items():
-            self.tools.late.note(Cause.DATABASE, server, at, until, str(error))
+        server, error = self.tools.store.server_of(rest[0].job_id), str(errors[rest[0].job_id])
+        since, last = self._unread.get(server, (now, float("-inf")))
+        if now - last > FORGET_UNREAD_SECONDS:
+            since = now
+            log.warning("rows_not_read", tasks=len(rest), error=error)
+        self._unread[server] = since, now
+        until = at + min(max(RETRY_MS, int(500 * (now - since))), MAX_RETRY_MS)
+        self.tools.late.note(Cause.DATABASE, server, at, until, error)
         self.finisher.put_away([(entry, until + -until % LUMP_MS) for entry in rest])
 
     def start(self, ready: list[Entry]) -> None:

@@ -20,7 +20,8 @@ from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable, StoreUnavailable
 from toc.model.topic import Slot
 from toc.store.servers.shards import Answers, Trouble
-from toc.worker.entry import NO_LEASE, UNLEASED_SECONDS
+from toc.worker.check import FORGET_UNREAD_SECONDS, LUMP_MS, MAX_RETRY_MS, RETRY_MS
+from toc.worker.entry import NO_LEASE, UNLEASED_SECONDS, Entry
 from toc.worker.run import handler_calls
 from toc.worker.take import poll
 from toc.worker.take.poll import TAKE_LIMIT
@@ -319,3 +320,25 @@ def test_what_is_put_away_comes_back(system: System, hands: Pair) -> None:
     assert (peek.store, peek.prepared) == (2, 0)
     assert peek.next_due is not None
     assert peek.next_due < worker.clock.now_ms() + 60_000
+
+
+def test_a_server_that_has_been_away_for_long_makes_the_rows_of_no_other_wait(
+    hands: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, _ = hands
+    servers: dict[int, int] = {}
+    pauses: list[int] = []
+
+    def put_away(pairs: Iterable[tuple[Entry, int]]) -> None:
+        now = worker.clock.now_ms()
+        pauses.extend(until - now for _, until in pairs)
+
+    monkeypatch.setattr(worker.checker.reader, "ask", unanswered(worker, StoreUnavailable("away")))
+    monkeypatch.setattr(worker.store, "server_of", servers.__getitem__)
+    monkeypatch.setattr(worker.finisher, "put_away", put_away)
+    for server in (0, 0, 1):
+        servers[submit_due(hands.system)] = server
+        worker.take()
+        worker.clock.slept += FORGET_UNREAD_SECONDS - 1
+    assert pauses[1] > MAX_RETRY_MS / 2
+    assert pauses[2] <= RETRY_MS + LUMP_MS
