@@ -186,6 +186,19 @@ def test_the_last_minute_is_written_at_the_end_and_shown_when_it_is_over(minutes
     assert hour(minutes.minutes, NOW + (KEPT + 1) * MINUTE_MS).topics == {}
 
 
+def test_a_clock_that_is_set_back_loses_no_minute(minutes: Store) -> None:
+    member = Member(minutes, StandingClock(NOW), "h1")
+    member.does("a", 5)
+    pass_minutes(1, member)
+    member.clock.now -= 3 * MINUTE_MS // 2
+    for _ in range(3):
+        member.does("a", 1)
+        member.minutes.run_once()
+        member.clock.now += MINUTE_MS
+    member.minutes.run_once()
+    assert sum(starts(hour(minutes.minutes, NOW + 10 * MINUTE_MS), "a").values()) == 8
+
+
 def test_of_many_topics_the_largest_are_told_apart(minutes: Store) -> None:
     member = Member(minutes, StandingClock(NOW), "h1")
     for number in range(MOST_TOPICS + 3):
