@@ -287,7 +287,7 @@ class Client:
         """Make dead tasks pending again, as an operator does; returns those that were dead."""
         center = self.center
         with self._recorded("redrive", jobs=list(job_ids)) as answer:
-            rows = center.store.redrive(job_ids, center.clock.now_ms())
+            rows = center.store.redrive(job_ids, center.clock.now_ms()).whole().values()
             answer["jobs"] = [row.job_id for row in rows]
         for row in rows:
             topic = known(center.catalog.of_type(row.biz_type))

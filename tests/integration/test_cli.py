@@ -228,7 +228,7 @@ def test_a_redrive_without_redis_leaves_the_index_to_the_sweep(
 ) -> None:
     job_ids = kill_tasks(center, topic, 3)
     monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{free_port()}")
-    assert toc.json("dead", "redrive", *job_ids) == {"redriven": 3, "not_indexed_yet": 3}
+    assert toc.json("dead", "redrive", *job_ids) == {"redriven": 3, "not_indexed_yet": 3, "left": 0}
     assert {row.status for row in center.store.read(job_ids).values()} == {TaskStatus.PENDING}
 
 

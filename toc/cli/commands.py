@@ -96,11 +96,11 @@ def _outcomes(done: str) -> Show:
 
 
 def _changed(record: Record, *, as_json: bool) -> None:
-    """Exit with 1 if some of the given ids were left alone, with 4 if their Redis server is out of reach."""
+    """Exit with 1 if some of the given ids were left alone, with 4 if they are out of reach."""
     unknown = record.pop("unknown", 0)
     show_one(record, as_json=as_json)
     if record.get("left"):
-        say(f"{record['left']} were left: their Redis server is out of reach; purge them again")
+        say(f"{record['left']} were left: a server or table is out of reach; do it again")
         raise typer.Exit(4)
     if unknown:
         say(f"{unknown} of them are unknown or not dead, and were left unchanged")

@@ -198,22 +198,22 @@ class QueueRequest:
         return reply(None, 204)
 
     async def _end(self) -> None:
-        """End a job for good, whatever its state. Raises StoreUnavailable or IndexUnavailable."""
+        """End a job for good, whatever its state. Raises Unavailable."""
         for row in await self._rows():
             if row.status == TaskStatus.PENDING:
                 outcome = await self._tasks.end(row)
                 if outcome in (AckOutcome.NOT_HANDED_OUT, AckOutcome.REPLACED):
                     await self._tasks.cancel(row)
             elif row.status == TaskStatus.DEAD:
-                await self._purge([row])
+                await self._change([row], bulk.purge_dead)
 
-    async def _purge(self, dead: Sequence[TaskRow]) -> int:
-        """Delete dead jobs. Returns how many. Raises IndexUnavailable if some are left."""
+    async def _change(self, dead: Sequence[TaskRow], do: Callable[..., dict[str, int]]) -> dict[str, int]:
+        """Delete or redrive dead jobs. Returns the counts. Raises Unavailable if some are left."""
         ids = [row.job_id for row in dead]
-        counts = await self._service.within(LONG, partial(bulk.purge_dead, self._service.center, ids))
+        counts = await self._service.within(LONG, partial(do, self._service.center, ids))
         if counts["left"]:
-            raise errors.IndexUnavailable(f"{counts['left']} dead jobs were not deleted")
-        return counts["purged"]
+            raise errors.Unavailable(f"{counts['left']} dead jobs are left")
+        return counts
 
     # --- look
 
@@ -261,9 +261,9 @@ class QueueRequest:
         ttl = self._query.number("ttl", wire.DEFAULT_TTL, most=wire.I63, signed=True)
         count = 0
         while count < limit and (dead := await self._page(TaskStatus.DEAD, min(PAGE, limit - count))):
-            ids, ends = [row.job_id for row in dead], min(self._now() + 1000 * ttl, LATEST_MS) if ttl else 0
-            redrive = partial(bulk.redrive, self._service.center, ids, tries=1, expires_at=ends)
-            count += (await self._service.within(LONG, redrive))["redriven"]
+            ends = min(self._now() + 1000 * ttl, LATEST_MS) if ttl else 0
+            redrive = partial(bulk.redrive, tries=1, expires_at=ends)
+            count += (await self._change(dead, redrive))["redriven"]
         return reply({"msg": "respawned", "count": count})
 
     async def delete_dead(self) -> Answer:
@@ -271,7 +271,7 @@ class QueueRequest:
         left = self._limit()
         while left > 0 and (dead := await self._page(TaskStatus.DEAD, min(PAGE, left))):
             left -= len(dead)
-            if not await self._purge(dead):  # others have just deleted or respawned them
+            if not (await self._change(dead, bulk.purge_dead))["purged"]:  # others were faster
                 break
         return reply(None, 204)
 

@@ -60,14 +60,14 @@ def redrive(
     """Make dead tasks pending again, due now, with all their tries. Skips tasks that are not dead.
 
     ``tries``: how many they have from now on. They expire at ``expires_at`` (ms), by default never. Writes
-    the rows first, then the index. Counts ``redriven``, and ``not_indexed_yet``: those of them that wait for
-    the sweep, because Redis is out of reach. Raises StoreUnavailable.
+    the rows first, then the index. Counts ``redriven``; ``not_indexed_yet``: those of them that wait for
+    the sweep, because Redis is out of reach; and ``left``: those whose tables do not answer.
     """
     topics = {topic.biz_type: topic for topic in center.store.topics.list()}
     rows = center.store.redrive(job_ids, center.clock.now_ms(), tries=tries, expires_at=expires_at)
     entries: dict[Slot, list[tuple[int, float]]] = {}
     later = 0
-    for row in rows:
+    for row in rows.values():
         topic = topics.get(row.biz_type)
         if topic is None:
             later += 1  # its topic was removed: no worker consumes its slot
@@ -77,11 +77,12 @@ def redrive(
     for slot, reply in center.queues.redrive(entries).items():
         if isinstance(reply, IndexUnavailable):
             later += len(entries[slot])
-    return {"redriven": len(rows), "not_indexed_yet": later}
+    return {"redriven": len(rows), "not_indexed_yet": later, "left": len(rows.unanswered)}
 
 
 def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[str, int]:
-    """Delete dead tasks for good. Counts ``purged``, and ``left``: those whose Redis server is out of reach.
+    """Delete dead tasks for good. Counts ``purged``, and ``left``: those whose Redis server or table does not
+    answer.
 
     Removes the DeadQueue entry first: without its row it could not be found. If this stops in between, the
     sweep adds the entry again. One that a sweep adds which read the row just before goes with a later one.
@@ -99,8 +100,8 @@ def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[str, int]:
         if isinstance(removed, IndexUnavailable):
             for job_id in entries[slot]:
                 del sizes[job_id]
-    purged = sum(center.store.delete_ended(sizes, [TaskStatus.DEAD]).whole())
-    return {"purged": purged, "left": len(rows) - len(sizes)}
+    deleted = center.store.delete_ended(sizes, [TaskStatus.DEAD])
+    return {"purged": sum(deleted.results), "left": len(rows) - len(sizes) + len(deleted.failed)}
 
 
 def cancel(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
@@ -191,13 +192,14 @@ def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> 
 
 
 def _redrive(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> Mapping[int, str]:
-    redrive(center, job_ids)
+    if redrive(center, job_ids)["left"]:
+        raise errors.StoreUnavailable("some tables do not answer")
     return dict.fromkeys(center.store.read(job_ids), BulkOutcome.REDRIVEN)
 
 
 def _purge(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> Mapping[int, str]:
     if purge_dead(center, job_ids)["left"]:
-        raise IndexUnavailable("some entries cannot be removed")
+        raise errors.Unavailable("some cannot be deleted")
     found: dict[int, str] = dict.fromkeys(job_ids, BulkOutcome.PURGED)
     return found | dict.fromkeys(center.store.read(job_ids), BulkOutcome.NOT_DEAD)
 
@@ -373,6 +375,4 @@ def _failure(job: BulkJob, error: Exception) -> str:
 
 def _why(error: TocError) -> str:
     """Say what a job waits for. Names no server: whoever may see the job may know of none."""
-    if isinstance(error, errors.StoreUnavailable):
-        return "a database server is out of reach"
-    return "Redis is out of reach" if isinstance(error, IndexUnavailable) else "a server is out of reach"
+    return f"a {'database ' if isinstance(error, errors.StoreUnavailable) else ''}server is out of reach"

@@ -102,7 +102,7 @@ def _text_of(error: str, errors: Sequence[str], own: int) -> Record:
 def redrive(doing: Doing, **given: Any) -> Record:
     """Make dead tasks pending again, due now, with all their tries. First repair the cause.
 
-    Those that are not dead are left alone; `left` counts them.
+    Those that are not dead are left alone; `left` counts them, and those that are out of reach.
 
     toc: Example: toc dead redrive --error "connection refused" --after 2h --all --dry-run
     """
@@ -116,8 +116,8 @@ def redrive(doing: Doing, **given: Any) -> Record:
 def purge(doing: Doing, **given: Any) -> Record:
     """Delete dead tasks and their rows for good. `left` counts those that are not dead or out of reach.
 
-    toc: Asks first, unless JOB_IDs are given. Exits with 4 if some were left because their Redis server was
-    out of reach.
+    toc: Asks first, unless JOB_IDs are given. Exits with 4 if some were left because their Redis server or
+    table was out of reach.
 
     Example: toc dead purge --topic order.close --before 30d --all --dry-run
     """
@@ -157,4 +157,4 @@ def _change(
         counts = do(doing.center, chosen)
         record.update(counts)
     unknown = len(asked) - len(chosen)
-    return counts | ({"unknown": unknown} if typed else {"left": counts.get("left", 0) + unknown})
+    return counts | ({"unknown": unknown} if typed else {"left": counts["left"] + unknown})

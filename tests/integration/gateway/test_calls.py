@@ -106,6 +106,36 @@ def test_the_audit_of_a_bulk_change_names_every_task(shared: Gateway) -> None:
     assert set(action["details"]["job_ids"]) == set(job_ids)
 
 
+@pytest.mark.parametrize(("call", "done"), [("redrive", "redriven"), ("purge", "purged")])
+def test_a_locked_table_leaves_its_own_dead_tasks_and_the_rest_is_answered(
+    shared: Gateway, call: str, done: str
+) -> None:
+    store = shared.system.center.store
+    tasks = [{"biz_id": biz_id, "delay": 7200} for biz_id in range(50)]
+    made = shared.call("POST", "/v1/topics/test.doomed/tasks:batch", {"tasks": tasks}).body["tasks"]
+    job_ids = [one["job_id"] for one in made]
+    for job_id in job_ids:
+        change(store, job_id, "status=4")
+    table = store._shards.table_of(int(job_ids[0]))
+    left = [job_id for job_id in job_ids if store._shards.table_of(int(job_id)) == table]
+    locker = store._shards.server_of[table]._connect_within(5)
+    try:
+        locker.batch([f"LOCK TABLES {store.name_of(table)} READ"])
+        answer = shared.call("POST", f"/v1/dead:{call}", {"job_ids": job_ids})
+    finally:
+        locker.close()
+    assert (answer.status, answer.body[done], answer.body["left"]) == (200, 50 - len(left), len(left))
+    assert answer.body.get("not_indexed_yet", 0) == 0
+    (action,) = shared.call("GET", f"/v1/audit?action=tasks.{call}&limit=1").body["actions"]
+    assert (action["outcome"], action["result"]) == ("done", answer.body)
+
+    def again() -> bool:
+        """The table is set aside until it was found unlocked."""
+        return bool(shared.call("POST", f"/v1/dead:{call}", {"job_ids": left}).body[done] == len(left))
+
+    assert until(again)
+
+
 # --- tokens
 
 

@@ -178,7 +178,7 @@ def test_a_redrive_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Pr
     insert(through_proxy, row)
     through_proxy.die([Failure(row.job_id, 0, 0, 0, 1, 0, row.next_time, "boom")])
     proxy.eat(b"SET status=0")
-    (redriven,) = through_proxy.redrive([row.job_id], 1_900_000_000_000)
+    (redriven,) = through_proxy.redrive([row.job_id], 1_900_000_000_000).values()
     assert proxy.stats.eaten == 1
     assert (redriven.status, redriven.version, redriven.next_time) == (0, 1, 1_900_000_000_000)
 

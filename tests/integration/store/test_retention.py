@@ -75,9 +75,9 @@ def test_a_body_keeps_to_its_row_through_all_that_happens(store: Store, place: A
     from toc.model.verdict import Failure
 
     store.die([Failure(row.job_id, 1, 0, 0, 1, 0, row.next_time, "no")])
-    (again,) = store.redrive([row.job_id, plain.job_id], row.action_time)
+    (again,) = store.redrive([row.job_id, plain.job_id], row.action_time).values()
     assert (again.version, again.status) == (2, TaskStatus.PENDING)
-    assert store.redrive([row.job_id], row.action_time) == []
+    assert store.redrive([row.job_id], row.action_time) == {}
     assert stored(store, row) == content
     assert count(place, [row, plain]) == 1
     store.die([Failure(row.job_id, 2, 0, 0, 1, 0, row.next_time, "no")])

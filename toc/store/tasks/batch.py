@@ -261,7 +261,7 @@ class Batches(Tries):
 
     def redrive(
         self, job_ids: Iterable[int], now_ms: int, *, tries: int | None = None, expires_at: int = 0
-    ) -> list[TaskRow]:
+    ) -> Answers[TaskRow]:
         """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.
 
         ``tries``: how many they have from now on (None: as before). ``expires_at`` (ms; 0: never) is
@@ -269,7 +269,7 @@ class Batches(Tries):
         """
         changed = self._stamp()
 
-        def send(server: DatabaseServer, ids: sql.ByTable) -> list[TaskRow]:
+        def send(server: DatabaseServer, ids: sql.ByTable) -> dict[int, TaskRow]:
             now, stamp, what = server.instant(now_ms), server.instant(changed), sql.columns(server)
             expiry = server.instant(expires_at) if expires_at else "NULL"
             own = "" if tries is None else f"tries={tries:d},"
@@ -288,9 +288,10 @@ class Batches(Tries):
                     Statement(f"SELECT {what} FROM {name} WHERE {ours}"),
                     bodies.follow(self._shards.body_names[table], name, part),
                 ]
-            return sql.task_rows(server.run(statements, transaction=True)[1::3])
+            results = server.run(statements, transaction=True)
+            return {row.job_id: row for row in sql.task_rows(results[1::3])}
 
-        return self._shards.each(self._shards.group(job_ids), send).rows()
+        return self._shards.each(self._shards.group(job_ids), send).joined()
 
     def delete_ended(self, sizes: Mapping[int, int], statuses: Collection[int] = FINAL) -> Parts[int]:
         """Delete those rows that have one of these statuses, and their bodies. Returns how many were deleted,
