@@ -30,8 +30,9 @@ FOLLOWING = b"GET /healthz HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 ONLY_PYTHON = {
     "zero timedelta", "negative timedelta", "eleven years", "timedelta.max", "action_time text", "odd", "set",
     "bytes", "biz bytes", "int key", "loop", "deep", "huge int", "datetime", "tries None", "dedup int",
+    "unknown topic", "topic braces", "topic None", "topic control",
 }  # fmt: skip
-"""Values that JSON does not have, or that are right in it."""
+"""Values that JSON does not have, or that are right in it; topics, which are in the path."""
 
 
 def exchange(gateway: Gateway, sent: bytes, *, pause: bytes = b"") -> bytes:
@@ -92,12 +93,11 @@ def test_an_oddly_framed_request_is_answered_and_harms_none_after_it(shared: Gat
     lines, body, allowed = FRAMES[name]
     answer = exchange(shared, head(shared, *lines) + body + FOLLOWING)
     found = statuses(answer)
-    if {431} == allowed and not answer:
-        return  # it was closed while we sent
-    assert found[:1], "no answer"
-    assert found[0] in allowed, answer[:600]
-    assert found[1:] in ([], [200], [400]), "what follows is no part of a body, or the connection is closed"
-    _check_problem(found[0], answer)
+    if answer or allowed != {431}:  # else it was closed while we sent
+        assert found[:1], "no answer"
+        assert found[0] in allowed, answer[:600]
+        assert found[1:] in ([], [200], [400]), "what follows is no part of a body, or it is closed"
+        _check_problem(found[0], answer)
     assert shared.call("GET", "/healthz").status == 200
 
 
@@ -250,12 +250,10 @@ def test_every_parameter_with_odd_texts_is_answered_by_its_name(shared: Gateway,
         assert shared.call("GET", f"{path_of(call.path)}?{name}=1&{name}=2").status in (400, 404), name
 
 
-@pytest.mark.parametrize("case", TASKS)
+@pytest.mark.parametrize("case", [case for case in TASKS if case not in ONLY_PYTHON])
 def test_a_task_that_cannot_be_is_refused_by_its_field(shared: Gateway, case: str) -> None:
-    error, given = TASKS[case]
+    _, given = TASKS[case]
     values = {"biz_id": 1, **given}
-    if error in ("UnknownTopic", "TocError") or case in ONLY_PYTHON:
-        return
     body = json.dumps(values, default=lambda value: value.isoformat()).encode()
     answer = shared.call("POST", SUBMIT, body)
     fields = {*given, "delay"}

@@ -307,15 +307,6 @@ def test_a_cancel_far_ahead_admits_a_run_for_an_older_deadline_without_an_index(
         assert hands.center.cancel(job_id) is CancelOutcome.MAY_HAVE_STARTED
 
 
-def test_a_cancel_of_what_was_taken_and_moved_before_it_started_is_sure(hands: Pair) -> None:
-    worker, _ = hands
-    job_id = hands.center.submit(TOPIC, biz_id=1, delay=300)
-    hands.center.reschedule(job_id, action_time=datetime.now(UTC) + timedelta(minutes=6))
-    worker.take()
-    assert hands.center.cancel(job_id) is CancelOutcome.CANCELLED
-    assert hands.center.cancel(job_id) is CancelOutcome.CANCELLED
-
-
 def test_a_cancel_knows_of_tries_that_a_redrive_or_a_new_deadline_has_given_back(hands: Pair) -> None:
     worker, _ = hands
     failed = worker.fail_one()
