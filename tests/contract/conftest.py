@@ -126,7 +126,7 @@ def each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
     yield from _running(request, tmp_path)
 
 
-@pytest.fixture(params=[*RUNNING, ASYNC, KIT])
+@pytest.fixture(params=[*RUNGS, ASYNC, KIT])
 def every(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contract]:
     """These, and one with an asynchronous client: for what callers are told."""
     if request.param == ASYNC:

@@ -21,11 +21,6 @@ _directory = Path(os.environ["TOC_TEST_HISTORY"])
 _history = os.open(_directory / str(os.getpid()), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
 
-class Unspeakable(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError("not even this")
-
-
 def record(task: Task, **more: object) -> None:
     line = {
         "job_id": task.job_id, "attempt": task.attempt, "at": time.time_ns(), "pid": os.getpid(),
@@ -49,22 +44,14 @@ def behave(task: Task) -> None:
             raise ValueError(f"no {task.attempt}")
         case "retry":
             raise Retry(after=timedelta(seconds=wanted["after"]))
-        case "retry-forever-away":
-            raise Retry(after=timedelta.max)
         case "dead":
             raise Dead("cannot ever work")
         case "dead without a reason":
             raise Dead
-        case "unspeakable":
-            raise Unspeakable
         case "exit":
             raise SystemExit(3)
         case "interrupt":
             raise KeyboardInterrupt
-        case "nul":
-            raise ValueError("a\x00b \ud800 \N{SNOWMAN} %s {}" + "x" * 5000)
-        case "not-a-timedelta":
-            raise Retry(after="five")
 
 
 def one(task: Task) -> None:
