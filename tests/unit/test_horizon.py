@@ -268,9 +268,3 @@ def test_minutes_and_hours_become_steps_without_gap_or_overlap_that_hold_all_tas
     end = (first + MINUTES) * NEAR.length
     within = sum(more[: end // FAR.length - now // FAR.length])
     assert sum(count for _, _, count in steps) == sum(hours) - within, "but what no minute told of"
-
-
-def test_nothing_is_drained_by_nobody() -> None:
-    pile = pile_up([Step(ASKED_AT, ASKED_AT + NEAR.length, 10)], 5, ASKED_AT + SECOND, None, None)
-    assert pile.drained is None
-    assert pile.steps[0].waiting == 15

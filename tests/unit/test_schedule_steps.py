@@ -75,13 +75,6 @@ def hours(found: Run) -> list[float]:
     return [nominal / HOUR for nominal, _ in found.made]
 
 
-def test_each_occurrence_is_made_once_ahead_of_its_time() -> None:
-    found = run(hourly(), 24 * HOUR)
-    assert hours(found) == list(range(1, 25))
-    assert all(nominal == due for nominal, due in found.made)
-    assert (found.state.fired, found.state.skipped, found.state.missed) == (24, 0, 0)
-
-
 @pytest.mark.parametrize(
     ("overlap", "made", "skipped", "buffered"),
     [("skip", 1, 49, None), ("buffer_one", 1, 48, 2), ("allow", 50, 0, None)],
