@@ -55,12 +55,13 @@ secured: $(STAMP) servers ## tests of whatever talks to servers over TLS, with t
 
 # Besides the table's: what no other target runs in full. Outages of Redis seen from within, life without one, a
 # server that comes back from its backup, toc in a bare environment, the site, every form of the console in a
-# browser.
+# browser. Then the contract with ZooKeeper, and what other programs make of alerts and types.
 AS_LONG := tests/integration/system/test_without_redis.py tests/integration/system/test_database_alone.py \
 	tests/integration/test_backup.py tests/integration/test_install.py tests/browser
 faults: $(STAMP) servers ## every fault that toc must survive, and the table of what became of each
 	$(if $(ARGS),,rm -f .faults/lines.jsonl)
 	$(BIN)/pytest tests/fault $(AS_LONG) -m "not chaos" --measure $(ARGS)
+	$(if $(ARGS),,$(BIN)/pytest tests/contract tests/unit -m slow)
 
 faults-long: $(STAMP) servers ## the tests that take several minutes each, most of them of faults
 	$(BIN)/pytest tests -m chaos --measure $(ARGS)

@@ -144,12 +144,13 @@ def test_what_one_server_lacks_makes_no_task_of_another_late(
     run(system, lambda: how(servers[which]), lambda table: table % 2 == which, line, seconds=seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "seconds", "at_begin"),
     [
         pytest.param("LOCK TABLES {table} WRITE", 4, 3.0, id="locked for writing"),
-        pytest.param("LOCK TABLES {table} READ", 30, 3.0, id="locked for reading", marks=pytest.mark.slow),
-        pytest.param("", 6, 0.0, id="its file is lost", marks=pytest.mark.slow),
+        pytest.param("LOCK TABLES {table} READ", 30, 3.0, id="locked for reading"),
+        pytest.param("", 6, 0.0, id="its file is lost"),
     ],
 )
 def test_trouble_with_a_table_makes_no_task_of_another_table_late(

@@ -154,7 +154,10 @@ RATE = 50
 @pytest.mark.parametrize(
     ("seconds", "count"), [(3, 100), pytest.param(60, 1000, marks=pytest.mark.slow)], ids=["3 s", "60 s"]
 )
-@pytest.mark.parametrize("indexed", [True, False], ids=["", "the database alone"])
+@pytest.mark.parametrize(
+    "indexed",
+    [pytest.param(True, id=""), pytest.param(False, id="the database alone", marks=pytest.mark.slow)],
+)
 def test_others_in_the_same_tables_are_not_late(case: Case, seconds: int, count: int, indexed: bool) -> None:
     where = "" if indexed else ", the database alone"
     line = case.verdict(

@@ -57,6 +57,7 @@ def system(hosts_with: NewSystem, shop: Shop) -> System:
     return hosts_with(secret_key=[Fernet.generate_key().decode()], webhook_allow=allow)
 
 
+@pytest.mark.slow
 def test_made_up_orders_come_out_right_through_every_door(system: System, shop: Shop, case: Case) -> None:
     plan = orders.plan(orders.synthetic_orders(40, 11), 4.0, late_margin=LATE_MARGIN)
     line = case.verdict(43, "orders through every door, a gateway and a worker killed")

@@ -162,6 +162,7 @@ def year(system: System, redis: RedisServer) -> tuple[int, int]:
     return kills, flushes
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_stops_its_own_schedules(servers: Servers, case: Case) -> None:
     """Five processes of daemons, of which three are killed; Redis is flushed; a server hangs, then dies."""
     line = case.verdict(50, "schedules, a MySQL server hangs over three occurrences, and is killed")
