@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from contract.system import TOPICS, Contract
+from contract.test_life import ms
 from harness import secured
 from harness.rows import known
 from kazoo.client import KazooClient  # type: ignore[import-untyped]  # it ships no types
@@ -21,15 +22,10 @@ from toc import DedupConflict, NewTask, TaskStatus
 # What other tools read: tables, columns, ids, keys and scores, as the contract spells them.
 
 EPOCH_2020 = datetime(2020, 1, 1, tzinfo=UTC)
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def crc(text: str) -> int:
     return zlib.crc32(text.encode())
-
-
-def ms(instant: datetime) -> int:
-    return (instant.replace(tzinfo=UTC) - EPOCH) // timedelta(milliseconds=1)
 
 
 def test_tables_are_spread_over_databases_by_number_and_topics_live_in_the_first(contract: Contract) -> None:

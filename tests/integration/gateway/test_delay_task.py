@@ -205,11 +205,6 @@ def test_a_mistake_is_said_and_no_more(client: Client, call: str, body: Any, mes
     assert client(call, body).body.decode() == f'{{"dm_error":1,"error_msg":"{message}",{more}}}'
 
 
-def test_a_text_that_is_no_json_is_content_as_well(client: Client) -> None:
-    number = client.add("text", 0, "no {json")
-    assert client.pull("text", number)["content"] == "no {json"
-
-
 def test_what_is_no_call_is_not_found(client: Client) -> None:
     assert ask(client.port, "POST", "/delay/task", b"").status == 404
     assert ask(client.port, "GET", "/delay/task/add", b"").status == 405

@@ -123,15 +123,6 @@ def test_leases_of_workers_known_to_be_dead_are_free_at_once(one: Store, two: St
     assert taken(two.leases, {row.job_id: 30}) == {row.job_id}
 
 
-def test_a_failure_touches_nothing_that_another_has_leased(one: Store, two: Store, row: TaskRow) -> None:
-    one.leases.take({row.job_id: 30})
-    assert two.fail([failure(row)]) == {row.job_id: Guard.LOST}
-    assert two.die([failure(row)]) == {row.job_id: Guard.LOST}
-    assert one.fail([failure(row)]) == {row.job_id: Guard.APPLIED}
-    again = two.read_tries([row.job_id])[row.job_id]
-    assert (again.attempts, again.lease) == (1, 0)
-
-
 def test_without_a_name_a_lease_is_always_anothers(place: Any, one: Store, row: TaskRow) -> None:
     one.leases.take({row.job_id: 30})
     nobody = place.open()
