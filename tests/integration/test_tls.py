@@ -39,8 +39,6 @@ from toc.model.errors import (
     StoreUnavailable,
     TocError,
 )
-from toc.model.finding import Level
-from toc.operate import doctor
 from toc.store.migrate import Migrator
 from toc.store.servers import mysql
 from toc.store.store import Store
@@ -126,17 +124,6 @@ def center(servers: Servers) -> Iterator[TimeoutCenter]:
         yield center
 
 
-def test_the_doctor_tells_nodes_made_before_a_user_was_named(center: TimeoutCenter, servers: Servers) -> None:
-    nobody = zookeeper_url(servers.zookeeper, user="", chroot="")
-    with Operator(nobody, cluster="early") as operator:
-        operator.want("drain", "host-a", by="anybody")
-    with TimeoutCenter(Settings(**center.settings.model_dump() | {"cluster": "early"})) as late:
-        (line,) = [line for line in doctor.examine(late) if "anyone can change" in line.what]
-    assert line.level is Level.WARN
-    assert "/toc/early, /toc/early/" in line.what
-    assert not [line for line in doctor.examine(center) if "anyone can change" in line.what]
-
-
 @pytest.mark.parametrize("name", VISITS)
 def test_a_server_by_another_name_is_refused(servers: Servers, name: str) -> None:
     url = getattr(servers, name).url
@@ -212,7 +199,6 @@ def test_passwords_may_hold_any_character(servers: Servers) -> None:
         visit_mysql(servers.mariadb.url.replace(secured.login("toc"), login))
     with Operator(zookeeper_url(servers.zookeeper, user=login, chroot=""), cluster="umlaut") as operator:
         operator.want("drain", "host-a", by="test")
-        assert operator.open_nodes() == []
 
 
 def as_root(server: SecuredMariaDB, **options: Any) -> pymysql.Connection[pymysql.cursors.Cursor]:

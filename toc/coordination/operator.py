@@ -149,12 +149,6 @@ class Operator:
         """Return all intents, each with the operator and the time."""
         return read_intents(self._session)
 
-    def open_nodes(self) -> list[str]:
-        """Return the directories that any client may change although the address names a user."""
-        if self._session.address.credential is None:
-            return []
-        return self._session.open_to_all()
-
     def want(self, kind: str, subject: object, *, by: str, **values: object) -> None:
         """Write an intent: ``drain`` a host, ``pin`` a slot to a ``target``, give a host a ``weight``. ``by``
         names the operator. While the target of a pin is absent, its slot is balanced as usual."""

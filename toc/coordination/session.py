@@ -26,7 +26,7 @@ from kazoo.handlers import threading as kazoo_threading  # type: ignore[import-u
 from kazoo.hosts import collect_hosts  # type: ignore[import-untyped]
 from kazoo.protocol.states import KazooState, KeeperState  # type: ignore[import-untyped]
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
-from kazoo.security import CREATOR_ALL_ACL, Permissions  # type: ignore[import-untyped]
+from kazoo.security import CREATOR_ALL_ACL  # type: ignore[import-untyped]
 
 from toc.model.errors import ConfigError, CoordinationUnavailable
 from toc.observe.log import get_logger
@@ -296,17 +296,6 @@ class Session:
     def nodes(self, directory: str, *, watch: bool = False) -> dict[str, Znode]:
         """Return the nodes in a directory, sorted by name. Watches the directory, not the nodes."""
         return self.read(directory, self.children(directory, watch=watch))
-
-    def open_to_all(self) -> list[str]:
-        """Return the paths of root and directories that any client may change."""
-        paths = [self.root, *map(self._path, DIRECTORIES)]
-        results = self._all(methodcaller("get_acls_async", path) for path in paths)
-        return [
-            path
-            for path, result in zip(paths, results, strict=True)
-            if not isinstance(result, Exception)
-            and any(acl.id.scheme == "world" and acl.perms & ~Permissions.READ for acl in result[0])
-        ]
 
     def replace(self, directory: str, name: str, data: bytes, *, ephemeral: bool = False) -> None:
         """Create a node. One that exists is deleted in the same transaction, so that a watch on its directory

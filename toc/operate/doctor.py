@@ -180,10 +180,6 @@ def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
             with open_operator(center.settings) as operator:
                 workers, rows = operator.workers(), operator.slots()
                 yield Line(Level.OK, "zookeeper", place.hosts, "it serves", "")
-                if nodes := operator.open_nodes():
-                    what = f"anyone can change {', '.join(nodes)}: created before TOC_ZOOKEEPER named a user"
-                    do = "in zkCli.sh, after addauth digest user:password: setAcl -R /toc/CLUSTER auth::cdrwa"
-                    yield Line(Level.WARN, "zookeeper", "-", what, do)
                 moving = _moving(rows, operator.slots, topics)
             silent = _silent(center, {row.member.host for row in workers})
     except errors.CoordinationUnavailable as exc:
