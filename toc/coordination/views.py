@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from typing import Any
@@ -93,12 +93,9 @@ def worker_rows(
         weight, drain = (weights or {}).get(member.host), (drains or {}).get(member.host)
         name = member.worker_id
         slots = assigned[name, False], held[name, False], assigned[name, True], held[name, True]
-        row = WorkerRow(member, weight.to if weight else member.weight, *slots, leader=name in leading)
-        if weight:
-            row = replace(row, weighed_by=weight.by)
-        if drain:
-            row = replace(row, drained=True, drained_by=drain.by, drained_at=drain.at)
-        rows.append(row)
+        in_force, weighed_by = (weight.to, weight.by) if weight else (member.weight, None)
+        drained = (True, drain.by, drain.at) if drain else (False, None, None)
+        rows.append(WorkerRow(member, in_force, *slots, name in leading, weighed_by, *drained))
     return rows
 
 
