@@ -3,9 +3,10 @@
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import structlog
 from fault.kit.proxy import Proxy, through
 from harness import secured
+from harness.hands import meanwhile
 from harness.patience import until
 from harness.rows import NewRow, insert, insert_many, known
 from harness.secured import root_url
@@ -22,13 +24,17 @@ from sqlalchemy import Engine, create_engine, make_url
 from benchmarks.local import MariaDB
 from toc.loop import Reactor
 from toc.model.clock import Clock
-from toc.model.errors import DedupConflict, StoreUnavailable
+from toc.model.errors import DedupConflict, SchemaBehind, StoreUnavailable
 from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
+from toc.model.task import TaskRow
 from toc.model.verdict import Failure, Nack
 from toc.store.migrate import Migrator
-from toc.store.servers.server import Statement
+from toc.store.servers.health import MAX_LOCKED
+from toc.store.servers.server import Lost, Refused, Statement
+from toc.store.servers.shards import OF_TABLES, Trouble
 from toc.store.store import Store
+from toc.store.tasks import rows as sql
 from toc.store.tasks.batch import Finish, Guard
 from toc.store.tasks.pulls import HandOut
 
@@ -311,6 +317,85 @@ def test_a_refused_row_holds_up_no_other(mysql_store: Store, new_row: NewRow, ro
     assert cases == {row.job_id: Finish.DONE for row in rows if row.job_id != one}
     assert "not this one" in str(cases.unanswered[one])
     assert mysql_store.finish([(one, 0)]) == {one: Finish.DONE}
+
+
+def test_a_lease_is_in_doubt_whose_table_is_locked_before_it_is_read(
+    mysql_store: Store, root: Engine, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who thought that it was refused would give the task back, and leave its lease to run out."""
+    mine, gone = (new_row(biz_id=7) for _ in range(2))  # of one table
+    insert(mysql_store, mine)
+    mysql_store.leases.identify("a worker")
+    name = mysql_store._shards.names[mysql_store._shards.table_of(mine.job_id)]
+    with root.connect() as holder:
+        lock = partial(holder.exec_driver_sql, f"LOCK TABLES {name} WRITE")
+        meanwhile(monkeypatch, sql, "read", lock)
+        answers = mysql_store.leases.take({mine.job_id: 30, gone.job_id: 30})
+        holder.exec_driver_sql("UNLOCK TABLES")
+    assert not answers
+    assert answers.unanswered.keys() == {mine.job_id, gone.job_id}
+    assert not [error for error in answers.unanswered.values() if isinstance(error, OF_TABLES)]
+    assert mysql_store.leases.living([mine.job_id])
+
+
+Ids = Mapping[int, list[int]]
+
+
+@pytest.mark.parametrize("error", [Lost("as the test wants"), SchemaBehind("as the test wants")])
+def test_a_row_that_is_asked_alone_fails_for_a_reason_of_its_own(
+    mysql_store: Store, new_row: NewRow, error: Trouble
+) -> None:
+    """Its batch, of which nothing was written, was refused."""
+    job_id, other = (new_row(biz_id=7).job_id for _ in range(2))
+
+    def send(_server: object, ids: Ids) -> None:
+        (part,) = ids.values()
+        if len(part) > 1:
+            raise Refused("one of many")
+        if part == [job_id]:
+            raise error
+
+    failed = mysql_store._shards.each(mysql_store._shards.group([job_id, other]), send).failed
+    assert failed[job_id] is error
+
+
+def test_a_server_that_goes_away_while_its_tables_are_asked_one_by_one_is_asked_once(
+    mysql_store: Store,
+) -> None:
+    shards, asked = mysql_store._shards, list[list[int]]()
+    tables = next(iter(mysql_store.tables_of_server()))
+    by_table = {table: [table] for table in tables}
+
+    def send(_server: object, ids: Ids) -> None:
+        asked.append([*ids])
+        raise Refused("one of many") if len(ids) > 1 else StoreUnavailable("it hangs")
+
+    failed = shards.each({shards.servers[0]: by_table}, send).failed
+    assert asked == [[*tables], [tables[0]]]
+    assert {str(failed[table]) for table in tables} == {"it hangs"}
+
+
+def test_when_all_tables_are_locked_a_few_are_waited_for(
+    mysql_store: Store, root: Engine, new_row: NewRow, sent: list[str]
+) -> None:
+    tables = next(iter(mysql_store.tables_of_server()))
+    rows: dict[int, TaskRow] = {}
+    while len(rows) < len(tables):
+        row = new_row()
+        if (table := mysql_store._shards.table_of(row.job_id)) in tables:
+            rows[table] = row
+    insert_many(mysql_store, list(rows.values()))
+    tries = [(row.job_id, 0) for row in rows.values()]
+    with root.connect() as holder:
+        names = [f"{mysql_store._shards.names[table]} WRITE" for table in tables]
+        holder.exec_driver_sql(f"LOCK TABLES {', '.join(names)}")
+        sent.clear()
+        done = mysql_store.finish(tries)
+        asked = [text for text in sent if "version=version" in text]
+        holder.exec_driver_sql("UNLOCK TABLES")
+    assert not done
+    assert len(set(asked)) <= MAX_LOCKED + 1, "the thread that asks for all again may have asked one"
+    assert until(lambda: len(mysql_store.finish(tries)) == len(rows))
 
 
 def test_connections_that_one_busy_moment_has_opened_are_closed_when_nobody_uses_them(

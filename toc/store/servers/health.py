@@ -44,6 +44,9 @@ opened to learn the state of the server; each step of opening it may take as lon
 other caller waits meanwhile."""
 AGAIN_SECONDS = 0.25
 """Seconds between questions to what is marked."""
+MAX_LOCKED = 3
+"""Once so many tables are found locked one after the other, each after a wait, the others of a call count as
+locked too, as under a lock of all, until the thread has asked them."""
 LOCKED_SECONDS = 5.0
 """For so long after rows were found locked, it is asked which are before others are written: a batch with one
 of them would wait for its lock."""
@@ -154,9 +157,13 @@ class Health:
 
     def set_aside(self, tables: Iterable[int]) -> None:
         """Set aside those of these tables that are locked, damaged or missing, on a server that answers."""
+        error, locked = None, 0
         try:
-            for table in tables:
-                if table not in self._aside and (error := self._fault(table)) is not None:
+            for table in [table for table in tables if table not in self._aside]:
+                if locked < MAX_LOCKED:
+                    error = self._fault(table)
+                    locked = locked + 1 if isinstance(error, db.Locked) else 0
+                if error is not None:
                     log.warning("table_set_aside", table=self._names[table], error=str(error))
                     with self._lock:
                         self._aside[table] = error

@@ -208,10 +208,8 @@ class Shards:
     ) -> Parts[R]:  # fmt: skip
         parts: Parts[R] = Parts()
         health = self.health[server]
-        rest = tables
-        if health.troubled:
-            rest, failed = health.sort_out(tables)
-            parts.fail(tables, failed)
+        rest, failed = health.sort_out(tables)
+        parts.fail(tables, failed)
         if rest and locks and time.monotonic() < health.locked_until:
             rest = self._unlocked(server, rest, parts)
         if not rest:
@@ -225,7 +223,10 @@ class Shards:
             if locks and isinstance(exc, Locked):
                 free = self._unlocked(server, free, parts)
             for table, part in free.items():
-                self._ask_table(server, table, part, do, parts)
+                if (away := health.away) is None:
+                    self._ask_table(server, table, part, do, parts)
+                else:  # since the last one was asked
+                    parts.fail(free, {table: away})
         except StoreUnavailable as exc:
             health.note(exc)
             parts.fail(tables, dict.fromkeys(rest, exc))
@@ -272,24 +273,20 @@ class Shards:
         that no row starves. (Halves would wait for the row's lock, 2 s, at each level.)"""
         try:
             parts.results.append(do(server, {table: part}))
-        except (Locked, Refused) as exc:
-            if not isinstance(part, list) or len(part) == 1:
+        except (StoreUnavailable, SchemaBehind) as exc:
+            self.health[server].note(exc)
+            if not isinstance(exc, (Locked, Refused)) or not isinstance(part, list) or len(part) == 1:
                 parts.fail({table: part}, {table: exc})
                 return
             failed = 0
             for job_id in random.sample(part, len(part)):
                 one: T = [job_id]  # type: ignore[assignment]
-                if failed < MAX_FAILED:
-                    try:
-                        parts.results.append(do(server, {table: one}))
-                        continue
-                    except (Locked, Refused):
-                        failed += 1
-                    except StoreUnavailable:
-                        failed = MAX_FAILED
-                parts.fail({table: one}, {table: exc})
-        except (StoreUnavailable, SchemaBehind) as exc:
-            parts.fail({table: part}, {table: exc})
+                if failed >= MAX_FAILED:
+                    parts.fail({table: one}, {table: exc})
+                    continue
+                self._ask_table(server, table, one, do, parts)
+                if (error := parts.failed.get(job_id)) is not None:
+                    failed += 1 if isinstance(error, (Locked, Refused)) else MAX_FAILED
 
     def soon(self, do: Callable[[], R]) -> Future[R]:
         """Run ``do`` on another thread, which no signal handler uses, for callers that must not wait."""

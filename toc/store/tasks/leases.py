@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.task import TaskStatus, TryRow
 from toc.model.verdict import next_attempts
-from toc.store.servers.server import DatabaseServer, Statement
-from toc.store.servers.shards import Answers, Shards, Trouble
+from toc.store.servers.server import DatabaseServer, Statement, Transient
+from toc.store.servers.shards import OF_TABLES, Answers, Shards, Trouble
 from toc.store.tasks import rows as sql
 
 PENDING = int(TaskStatus.PENDING)
@@ -172,7 +172,10 @@ class Leases:
                 f"AND status={PENDING} AND {mine}"
                 for table, part in ids.items()
             ]
-            return {row[0] for row in sql.read(server, reads)}
+            try:
+                return {row[0] for row in sql.read(server, reads)}
+            except OF_TABLES as exc:  # as it is, it would tell that nothing was written
+                raise Transient(str(exc)) from exc
 
         parts = self._shards.each(self._shards.group(seconds), send, locks=True)
         ours: set[int] = set().union(*parts.results)
