@@ -203,7 +203,7 @@ def test_changed_files_are_loaded_again_and_a_broken_one_is_waited_for(
     shown.submit(3)
     shown.await_text("started    order.close 3:")
     program.write_text(PROGRAM.format("pass"))
-    shown.await_text("changed: shop.py", "given back order.close 3:", f"it runs {program}:5 in close")
+    shown.await_text("changed: shop.py", "handlers_abandoned")
     shown.await_text("processed  order.close 3:")
 
 

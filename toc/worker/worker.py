@@ -309,12 +309,6 @@ class Worker:
         if running:
             some = [entry.job_id for entry in running[:10]]
             log.warning("handlers_abandoned", tasks=len(running), job_ids=some)
-            for one in running:
-                if one.handler.overran is not None:
-                    stack = self.dispatcher.handler_threads.stack_of(one)
-                    one.handler.overran(
-                        one.job_id, "it had not ended when this worker stopped", stack, "given back"
-                    )
             self.alone.take_back(running)
             self.finisher.give_back_running(running)
             until = self._clock.monotonic() + FORCED_SECONDS

@@ -76,9 +76,9 @@ _running: dict[int, Task] = {}
 """By job_id, the tasks whose handler runs and whose try has not failed meanwhile."""
 
 
-def _overran(job_id: int, why: str, stack: str, step: str = "failed") -> None:
+def _overran(job_id: int, why: str, stack: str) -> None:
     if (task := _running.pop(job_id, None)) is not None:
-        _tell(step, task, f"try {task.attempt}: {why}" + f"\n  it runs {stack}" * bool(stack))
+        _tell("failed", task, f"try {task.attempt}: {why}" + f"\n  it runs {stack}" * bool(stack))
 
 
 def tell_ready(handlers: Mapping[str, Handler]) -> None:
