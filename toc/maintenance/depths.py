@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from toc.index.calls import BySlot
 from toc.index.messages import Peek
 from toc.index.queues import Queues
+from toc.model.errors import IndexUnavailable, SchemaBehind, StoreUnavailable
 from toc.model.topic import Slot, Topic
 from toc.store.store import Store
 
@@ -23,16 +24,20 @@ def depths(
     """Return the counts of each slot.
 
     Without an index this reads the rows of all tasks that have not ended, or of those that are due if not
-    ``ahead``, and raises StoreUnavailable or SchemaBehind.
+    ``ahead``. If a table does not answer, that is the result of each slot: any may have tasks there.
     """
     if queues.present:
         return queues.peek(slots)
+    try:
+        counts = store.count_by_slot(now_ms, ahead=ahead).items()
+    except (StoreUnavailable, SchemaBehind) as exc:
+        return dict.fromkeys(slots, IndexUnavailable(str(exc)))
     names = {topic.biz_type: topic.name for topic in topics}
     found = {
         Slot(names[biz_type], number): Peek(
             tasks.first, tasks.pending - tasks.held, tasks.held, tasks.dead, now_ms, tasks.due
         )
-        for (biz_type, number), tasks in store.count_by_slot(now_ms, ahead=ahead).items()
+        for (biz_type, number), tasks in counts
         if biz_type in names
     }
     return {slot: found.get(slot, NOTHING._replace(redis_now_ms=now_ms)) for slot in slots}

@@ -13,8 +13,7 @@ from toc.coordination.session import Address
 from toc.coordination.views import SlotRow, SlotState, WorkerRow
 from toc.coordination.znodes import host_of
 from toc.index import preflight
-from toc.index.calls import BySlot
-from toc.index.messages import SILENT_SECONDS, Peek
+from toc.index.messages import SILENT_SECONDS
 from toc.maintenance.depths import depths
 from toc.model import errors
 from toc.model.clock import from_ms
@@ -87,9 +86,7 @@ def examine(
         do = "toc topic create NAME --biz-type N --slots N"
         lines.append(Line(Level.NOTE, "topics", "-", "there are no topics yet", do))
     slots = [slot for topic in topics for slot in topic.slots()]
-    peeks: BySlot[Peek] = {}
-    with suppress(TocError):  # the server fails: reported elsewhere
-        peeks = depths(store, center.queues, topics, slots, center.clock.now_ms())
+    peeks = depths(store, center.queues, topics, slots, center.clock.now_ms())
     if indexed:
         lines += _answered(_index_of(center, topics))
         lines += _lines("redis", preflight.broken(center.queues, slots))

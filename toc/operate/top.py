@@ -16,7 +16,7 @@ from toc.coordination.assignment import Member
 from toc.coordination.views import WorkerRow
 from toc.index.messages import Peek
 from toc.maintenance.depths import depths as slot_depths
-from toc.model.errors import IndexUnavailable, StoreUnavailable, TocError, Unavailable
+from toc.model.errors import IndexUnavailable, StoreUnavailable, Unavailable
 from toc.model.topic import Topic
 from toc.observe import metrics
 from toc.observe.board import Family, Key, Level, Metric, MetricKind, Values
@@ -109,11 +109,7 @@ class Top:
 
     def _depths(self, topics: Collection[Topic], trouble: list[str]) -> dict[str, list[Peek]]:
         center, slots = self._center, [slot for topic in topics for slot in topic.slots()]
-        try:
-            found = slot_depths(center.store, center.queues, topics, slots, center.clock.now_ms())
-        except TocError as exc:
-            trouble.append(str(exc).splitlines()[0])
-            return {}
+        found = slot_depths(center.store, center.queues, topics, slots, center.clock.now_ms())
         depths: dict[str, list[Peek]] = {}
         failures: list[IndexUnavailable] = []
         for slot, depth in found.items():

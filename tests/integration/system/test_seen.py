@@ -8,6 +8,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,18 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from benchmarks.local import RedisServer
 from toc import NewTask, TaskStatus, TimeoutCenter
 from toc.coordination.operator import Operator
+from toc.model.access import Action
 from toc.model.errors import ConfigError, StoreUnavailable
 from toc.model.minute import MINUTE_MS
 from toc.model.topic import TopicType
+from toc.observe import metrics
 from toc.observe.metrics import METRICS
 from toc.observe.tracing import Tracing, is_traced, trace_id
+from toc.operate import cluster as operate_cluster
 from toc.operate.due import hour, lateness_record
-from toc.operate.operation import Record
+from toc.operate.operation import Doing, Record
+from toc.store.servers.server import Locked
+from toc.worker.daemon.monitor import Monitor
 
 # What comes due when, as operators see it: at the command line, over HTTP, with and without an index.
 
@@ -397,3 +403,29 @@ def test_without_opentelemetry_traces_are_refused_with_what_to_do(monkeypatch: p
     assert Tracing.of(0.0) is None
     with pytest.raises(ConfigError, match=r"pip install 'timeout-center\[otel\]'"):
         Tracing.of(0.5)
+
+
+def test_without_an_index_a_table_without_an_answer_hides_the_counts_alone(
+    alone: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center = alone.center
+    alone.create_topics()
+    count, monitor = center.store.count_by_slot, Monitor(center, alone.settings)
+    monitor.tell(replace(monitor._state, owned=frozenset(center.catalog.known()["test.sync"].slots())))
+
+    def fail(*_: object, **__: object) -> None:
+        raise Locked("a table")
+
+    monkeypatch.setattr(center.store, "count_by_slot", fail)
+    monitor._look(monitor._look_at_index)
+    values = monitor.values()
+    assert values[metrics.PAUSED.metric.name, "test.sync"] == [0.0]
+    assert values[metrics.UNSEEN.metric.name,] == [float(len(monitor._state.owned))]
+    assert b"Redis" not in monitor._readyz("").body
+    slots = operate_cluster.slots.do(Doing(center, "ann@h", Action.READ_CLUSTER))["slots"]
+    assert {(slot["scheduled"], slot["overdue"]) for slot in slots} == {(None, None)}
+
+    monkeypatch.setattr(center.store, "count_by_slot", count)
+    monitor._look(monitor._look_at_index)
+    assert monitor.values()[metrics.UNSEEN.metric.name,] == [0.0]
+    monitor.stop()
