@@ -57,7 +57,7 @@ class DeadQueueCheck:
         if self._left:
             self._step(buried)
         ended = self._clock.monotonic()
-        rest = (ended - now) * REST
+        rest = min((ended - now) * REST, PASS_SECONDS)
         return rest if self._left else max(rest, self._began + PASS_SECONDS - ended)
 
     def _step(self, buried: Mapping[Slot, int]) -> None:

@@ -45,7 +45,7 @@ TABLES_PER_STEP = 16
 ROWS_PER_STEP = 48
 """Schedules that one step moves on, about."""
 REST = 5
-"""The rest after a step, as a multiple of its time: tasks that are due come first."""
+"""The rest after a step, as a multiple of its time, at most LOOK_EVERY: tasks that are due come first."""
 HURRY_MS = 5_000
 """With an occurrence due within this time there is no rest."""
 RETRY_SECONDS = 1.0
@@ -92,7 +92,7 @@ class Scheduler:
                 log.warning("schedules_not_served", error=str(exc))
             return RETRY_SECONDS
         after = self._clock.monotonic()
-        rest = 0.0 if hurry else REST * (after - began)
+        rest = 0.0 if hurry else min(REST * (after - began), LOOK_EVERY)
         agenda = [at for table, at in list(self._agenda.items()) if table in self._tables]
         until = (min(agenda) - self._clock.now_ms()) / 1000 if agenda else LOOK_EVERY
         return max(rest, min(until, self._ask_at - after), 0.0)

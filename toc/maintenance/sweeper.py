@@ -49,6 +49,8 @@ UNREAD_SECONDS = 300.0
 RETRY_SECONDS = 1.0
 
 
+MOST_REST = 2.0
+"""Longest rest of a pass whose period is shorter: a step of seconds stood still more than it worked."""
 JUST_DUE_MS = 5000
 """How long ago a row of SOON may be due. A transaction that uses now as its time may take this long to commit
 and is still indexed within a second. Older rows wait for OVERDUE."""
@@ -220,7 +222,7 @@ class Round:
         now, until = self._sweep.clock.monotonic(), stepped
         if not self._more and (self.plan.spread or not self._tables):
             until = self.began + self.plan.every * (1 - len(self._tables) / max(1, self._all))
-        self.at = max(until, now + factor * (now - stepped))
+        self.at = max(until, now + min(factor * (now - stepped), max(self.plan.every, MOST_REST)))
 
 
 class Edge(Round):

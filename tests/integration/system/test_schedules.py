@@ -91,6 +91,22 @@ def bench(system: System, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     one.center.close()
 
 
+def test_a_read_that_stands_still_is_not_followed_by_a_rest_longer_than_a_look(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server, or this process, may have stood still all the time: then it has cost nobody anything."""
+    bench.center.schedules.create("hourly", topic="test.sync", every=3600)
+    scheduler, soonest = bench.worker(), bench.center.store.schedules.soonest
+
+    def slowly(tables: Iterable[int]) -> Any:
+        bench.clock.now += 9000
+        return soonest(tables)
+
+    monkeypatch.setattr("toc.maintenance.scheduler.LOOK_EVERY", LOOK_EVERY)
+    monkeypatch.setattr(bench.center.store.schedules, "soonest", slowly)
+    assert scheduler.run_once() <= LOOK_EVERY
+
+
 def test_a_new_schedule_of_a_few_seconds_is_punctual_though_no_worker_was_told(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

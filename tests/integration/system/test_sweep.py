@@ -12,8 +12,22 @@ from harness.system import System, buried
 
 from benchmarks.local import RedisServer
 from toc import NewTask, Topic
+from toc.maintenance.dead_entries import PASS_SECONDS, DeadQueueCheck
 from toc.maintenance.sweep import Sweep, SweepCounts
-from toc.maintenance.sweeper import CRAWL_ROWS, ROWS_PER_STEP, SOON, Sweeper
+from toc.maintenance.sweeper import (
+    CRAWL_ROWS,
+    DEAD,
+    EDGE,
+    LOST,
+    MOST_REST,
+    OVERDUE,
+    REST_BUSY,
+    ROWS_PER_STEP,
+    SOON,
+    Pass,
+    Round,
+    Sweeper,
+)
 from toc.model.clock import Clock
 from toc.model.errors import SchemaBehind
 from toc.model.task import TaskRow, TaskStatus
@@ -145,6 +159,24 @@ class Bench:
 @pytest.fixture
 def bench(system: System) -> Bench:
     return Bench(system)
+
+
+@pytest.mark.parametrize("plan", [SOON, OVERDUE, EDGE, DEAD, *LOST])
+def test_no_rest_after_a_step_that_stood_still_is_longer_than_its_period(bench: Bench, plan: Pass) -> None:
+    """It has kept no core busy all the time."""
+    one, now = Round(plan, bench.sweep, 0.0), bench.clock.monotonic()
+    one.rest(now - 9.0, max(plan.rest, REST_BUSY))
+    assert one.at < now + max(plan.every, MOST_REST) + 0.1
+
+
+def test_no_rest_of_the_check_of_dead_queues_is_longer_than_its_period(bench: Bench) -> None:
+    def seen() -> dict[Slot, int]:
+        assert isinstance(bench.clock, FastClock)
+        bench.clock.ahead += 9.0
+        return dict.fromkeys(bench.slots(), 1)
+
+    check = DeadQueueCheck(bench.center.store, bench.center.queues, bench.clock, seen)
+    assert check.run_once() <= PASS_SECONDS
 
 
 def test_a_row_that_is_due_soon_is_indexed_within_a_second_of_its_commit(bench: Bench) -> None:
