@@ -256,7 +256,9 @@ class ZooKeeperCoordinator:
         return min(wait, max(self._verify_at - time.monotonic(), 0.0))
 
     def _enter_session(self, session_id: int | None, *, lost: bool = False) -> None:
-        """Create all our nodes, in a new session or because some were ``lost``."""
+        """Create all our nodes, in a new session or because some were ``lost``: that is noticed once."""
+        self._claims.unwritten.update(self._claims.held)
+        self._unjoined = set(self._members)
         if session_id is None:
             raise CoordinationUnavailable("the connection to ZooKeeper was lost again")
         found = self._session.directories()
@@ -269,8 +271,6 @@ class ZooKeeperCoordinator:
         self._verify_at = time.monotonic() + _VERIFY
         self._leader.enroll(session_id)
         self._session.read_everything()
-        self._claims.unwritten.update(self._claims.held)
-        self._unjoined = set(self._members)
         self._write_changes(session_id)
         self._session_id = session_id
         self._find_gone()

@@ -384,6 +384,25 @@ def test_a_workers_node_that_somebody_overwrites_is_written_again(daemons: Daemo
     assert daemons.holders() == before
 
 
+def test_claims_that_somebody_deletes_are_made_again_though_the_first_repair_breaks_off(
+    daemons: Daemons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemons.start("a")
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+    tries: list[Session] = []
+
+    def fail(session: Session) -> None:
+        tries.append(session)
+        raise CoordinationUnavailable("the connection was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "make_directories", fail)
+        for slot in daemons.every_slot():
+            daemons.onlooker.delete(f"/toc/{daemons.cluster}/slots/{slot}")
+        daemons.until(lambda: bool(tries))
+    daemons.until(lambda: daemons.calm() and daemons.settled())
+
+
 def test_a_claim_that_zookeeper_refuses_is_not_made_again_at_once(daemons: Daemons) -> None:
     one = daemons.start("a")
     daemons.until(lambda: daemons.calm() and daemons.settled())
