@@ -5,6 +5,7 @@ import resource
 import signal
 import time
 from collections.abc import Mapping
+from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,6 +16,7 @@ from harness.system import DaemonProcess, System
 
 from toc import NewTask, TaskStatus
 from toc.loop import EXIT_THREAD_DIED
+from toc.worker.daemon.keeper import RESTART_CAP_SECONDS
 
 # Fault 30: handlers that end their process, and an application whose files are replaced under a daemon.
 
@@ -231,6 +233,29 @@ def test_a_successor_that_dies_is_replaced_while_the_process_before_it_still_run
     line.prove(system.pending([running]) == [running], "meanwhile the first one still ran its handler")
     (system.directory / "released").touch()
     system.wait(lambda: not system.pending([running]), "that has ended", 30)
+    line.judge(system, within=60)
+
+
+def test_a_process_waits_for_its_begin_while_several_before_it_still_run_handlers(case: Case) -> None:
+    """Else what has each process replaced fills the host's memory with those that leave."""
+    line, system = case.begin(34, "each process must be replaced", "while a handler runs in it")
+    daemon = system.start(processes=1, app=APP)
+    running = []
+    for n in range(1, 4):
+        system.wait(lambda: len(daemon.events("worker_ready")) == n, "the next process is ready", 30)  # noqa: B023
+        running.append(system.client.submit("test.sync", biz_id=n, delay=0.1, attribute={"deed": "run on"}))
+        system.wait(lambda: bool(system.starts(running[-1])), "it runs", 20)
+        os.kill(daemon.events("worker_ready")[-1]["pid"], signal.SIGTERM)
+    system.wait(lambda: len(daemon.events("worker_ready")) == 4, "the last process is ready", 60)
+    assert len(daemon.workers()) == 4
+    ended, begun = (
+        datetime.fromisoformat(daemon.events(name)[-1]["timestamp"])
+        for name in ("worker_recycled", "worker_ready")
+    )
+    assert begun - ended >= timedelta(seconds=RESTART_CAP_SECONDS - 1)
+    line.prove(len(system.pending(running)) == 3, "three processes left, each with a handler that ran")
+    (system.directory / "released").touch()
+    system.wait(lambda: not system.pending(running), "all have ended", 30)
     line.judge(system, within=60)
 
 

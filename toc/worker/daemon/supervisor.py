@@ -186,7 +186,9 @@ class Daemon(Keeper[WorkerProcess]):
         elif kind == "ran":
             self._alone.ran()
         elif kind == "leaving" and child.recycled and child.index != self._alone_index:
-            self._start_in(child.index, 0.0)
+            leaving = sum(one.leaving for one in self._children.values() if one.index == child.index)
+            # They run handlers, for as long as these want: what has each process replaced must not add up.
+            self._start_in(child.index, RESTART_CAP_SECONDS * max(leaving - 2, 0))
 
     # --- what the monitor shows
 
