@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
 
@@ -24,6 +25,7 @@ from toc.model.topic import Delivery
 from toc.operate import doctor, topics
 from toc.operate.top import Top
 from toc.store.servers.shards import Answers
+from toc.store.tasks.scan import Position
 from toc.worker.take.by_rows import RETRY_SECONDS
 
 
@@ -83,6 +85,31 @@ def test_a_cancel_between_due_time_and_lease_counts(alone: System, monkeypatch: 
     finally:
         worker.close()
         center.close()
+
+
+def test_a_read_that_took_longer_than_it_read_ahead_is_made_again_at_once(
+    alone: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server was frozen, and answers again: what comes due while the taker rests has been read before."""
+    alone.create_topics(slots=1)
+    clock = PausedClock()
+    with TimeoutCenter(alone.settings, clock=clock) as center:
+        center.handler(TOPIC)(print)
+        center.catalog.refresh()
+        with closing(WorkerAtRest(center, "a:1", [SLOT])) as worker:
+            scans, ahead = worker.store.scans, list[int]()
+            read = scans.page
+
+            def slow(starts: Mapping[int, Position], until_ms: int, most: int, *, where: str) -> Any:
+                ahead.append(until_ms - clock.now_ms())
+                clock.slept += 9
+                return read(starts, until_ms, most, where=where)
+
+            monkeypatch.setattr(scans, "page", slow)
+            for _ in range(3):
+                worker.worker.rows.run_once(0)
+            assert len(ahead) == 2, "then it rests"
+            assert ahead[1] > 1000 * (clock.slept - 9)
 
 
 def test_what_is_not_due_by_the_database_waits_on_a_host_whose_clock_is_ahead(alone: System) -> None:

@@ -190,19 +190,13 @@ class Health:
             thread.join(JOIN_SECONDS)
         with self._lock:
             self._closed = threading.Event()  # a thread that is still at work keeps the one that is set
-            self._forget()
+            self.away, self._aside = None, {}  # without the thread that asks nothing would take them away
 
     def after_fork(self) -> None:
         """In a forked child: forget all marks; no thread asks."""
         self._lock = threading.RLock()
         self._thread, self._closed = None, threading.Event()
-        self._average = None
-        self._forget()
-
-    def _forget(self) -> None:
-        """Remove all marks: without the thread that asks nothing would."""
-        self.away = None
-        self._aside = {}
+        self.away, self._aside, self._average = None, {}, None
 
     # --- the thread that asks what is marked
 

@@ -280,13 +280,12 @@ class Shards:
                 return
             failed = 0
             for job_id in random.sample(part, len(part)):
-                one: T = [job_id]  # type: ignore[assignment]
-                if failed >= MAX_FAILED:
-                    parts.fail({table: one}, {table: exc})
-                    continue
-                self._ask_table(server, table, one, do, parts)
-                if (error := parts.failed.get(job_id)) is not None:
-                    failed += 1 if isinstance(error, (Locked, Refused)) else MAX_FAILED
+                if failed < MAX_FAILED:
+                    self._ask_table(server, table, [job_id], do, parts)  # type: ignore[arg-type]
+                    if (error := parts.failed.get(job_id)) is not None:
+                        failed += 1 if isinstance(error, (Locked, Refused)) else MAX_FAILED
+                else:
+                    parts.failed[job_id] = exc
 
     def soon(self, do: Callable[[], R]) -> Future[R]:
         """Run ``do`` on another thread, which no signal handler uses, for callers that must not wait."""

@@ -130,8 +130,7 @@ class HandlerCalls:
                 due.append(entry)
         if early:
             self.tools.early.put(early)
-        if expired:
-            self.finisher.expire(expired)
+        self.finisher.expire(expired)
         return due
 
     def withhold(self, batch: Sequence[Entry]) -> list[Entry]:

@@ -240,8 +240,7 @@ class RowTaker:
         plan.full |= {name for name in served if len(plan.due.get(name, ())) >= ENOUGH}
         topics = {topic.biz_type: topic for name, topic in served.items() if name not in plan.full}
         starts = dict(islice(plan.left.items(), plan.at_once))
-        for table in starts:
-            del plan.left[table]
+        plan.left = dict(islice(plan.left.items(), plan.at_once, None))
         if topics:
             leases = self.tools.store.leases
             due = f"{leases.due_within(int(AHEAD * 1000 * plan.period))} AND {leases.untaken()}"
@@ -262,8 +261,9 @@ class RowTaker:
         if plan.left:  # rests for as long as it has read: what is due meanwhile is taken
             plan.look_at = now + now - began
         else:
-            plan.period = max(LOOK_SECONDS, 2 * (now - plan.began))
-            plan.look_at = plan.began + plan.period
+            read_ahead, plan.period = AHEAD * plan.period, max(LOOK_SECONDS, 2 * (now - plan.began))
+            # One that took longer than the last rests no longer than it has read ahead: the next reads more.
+            plan.look_at = plan.began + min(plan.period, read_ahead)
         return True
 
     def _failed(self, plan: _Plan, errors: Mapping[int, Trouble], began: float, pause: float) -> None:
