@@ -155,6 +155,23 @@ def test_a_task_that_runs_is_told_from_one_that_waits(toc: Toc, topic: str, cent
     assert "no-topic" in toc.refused("running", "--topic", "no-topic")
 
 
+def test_a_table_that_is_gone_hides_no_running_task_of_others(
+    toc: Toc, topic: str, center: TimeoutCenter
+) -> None:
+    store, now = center.store, center.clock.now_ms
+    submitted = [center.submit(topic, biz_id=biz_id, delay=0.01) for biz_id in (1, 2, 3)]
+    ids = {store._shards.table_of(job_id): job_id for job_id in submitted}
+    assert len(ids) > 1
+    assert until(lambda: all(row.next_time <= now() for row in store.read(submitted).values()))
+    store.leases.identify("web1-0-77")
+    store.leases.take(dict.fromkeys(submitted, 600))
+    gone = min(ids)
+    name = store._shards.names[gone]
+    store._shards.server_of[gone].run([Statement(f"ALTER TABLE {name} RENAME TO gone")])
+    running = {int(one["job_id"]) for one in toc.json("running")}
+    assert running == {job_id for job_id in submitted if store._shards.table_of(job_id) != gone}
+
+
 def test_a_task_that_a_consumer_has_is_told_from_one_that_waits(toc: Toc, center: TimeoutCenter) -> None:
     toc.ok("topic", "create", "mail.send", "--biz-type", 9, "--slots", 1, "--delivery", "pull")
     job_id = center.submit("mail.send", biz_id=1, delay=0.01)

@@ -52,7 +52,7 @@ def tasks(doing: Doing, limit: int, topic: str | None = None) -> Record:
     """Show the tasks that run now, where, and since when.
 
     A task counts that a worker has taken more than 0.75 s ago; without `since`, it has not started yet.
-    Consumers that pull are not shown.
+    Consumers that pull are not shown, nor tables that do not answer.
 
     toc: Example: toc running --topic order.close
     """
@@ -62,13 +62,13 @@ def tasks(doing: Doing, limit: int, topic: str | None = None) -> Record:
 
 
 def running(center: TimeoutCenter, topics: Iterable[Topic], limit: int) -> list[Running]:
-    """Return at most so many tasks of topics that run in workers."""
+    """Return at most so many tasks of topics that run in workers, of tables that answer."""
     from toc.store.tasks.scan import Position
 
     store, by_type = center.store, {one.biz_type: one for one in topics}
     starts = dict.fromkeys(store.tables, Position(0))
     where = f" AND {store.leases.held()}"
-    pages = store.scans.page(starts, center.clock.now_ms() + 1, limit, where=where).whole()
+    pages = store.scans.page(starts, center.clock.now_ms() + 1, limit, where=where)
     rows = [row for page in pages.values() for row in page if row.biz_type in by_type]
     found = sorted((by_type[row.biz_type].slot(row.slot_crc, row.slot_amount), row.job_id) for row in rows)
     there = _where(center, {job_id: slot for slot, job_id in found[:limit]})
