@@ -26,8 +26,6 @@ PATIENCE_MS = 3_600_000
 long as a rolling deploy may take."""
 AGAIN_MS, MOST_MS = 1000, 60_000
 """When it is looked at again: after as long as it is late already, at least and at most this."""
-EXAMPLES = {"string": "a", "integer": 1, "number": 1.5, "boolean": True, "array": [], "object": {}}
-"""By the type of JSON schema."""
 GIVEN_BACK = "given back for an hour"
 SHOWN = 3
 """How many of the fields that do not fit are told."""
@@ -87,18 +85,6 @@ class Payload(Generic[T]):
         values = partial(self._adapter.dump_python, round_trip=True, serialize_as_any=True)
         if values(payload) != values(read):
             raise ValueError("as JSON it is another: a secret, a subclass's field or a type in Any is lost")
-
-    def example(self) -> str | None:
-        """Return a payload's JSON with a value by type for each field that it requires; None if that is no
-        payload."""
-        try:
-            schema = self._adapter.json_schema()
-            types = {name: schema["properties"][name].get("type") for name in schema.get("required", [])}
-            text = json.dumps({name: EXAMPLES.get(kind) for name, kind in types.items()})
-            self._adapter.validate_json(text)
-        except Exception:  # a type of the application's, which JSON's schema or an example cannot tell
-            return None
-        return text
 
     def read(self, task: Task | NewTask) -> T:
         """Return the payload of a task. Raises InvalidPayload, which quotes nothing of it."""

@@ -147,9 +147,10 @@ class Handled(Generic[T, P, R, S_co]):
             raise InvalidPayload(f"the payload of {self.topic!r} is its data: leave out {twice[0]}=")
         return options | self._payload.fields(payload[0])
 
-    def example(self) -> str | None:
-        """Return an attribute, as JSON, that the handler can read: "" for none, or None."""
-        return "" if self._payload is None else self._payload.example()
+    @property
+    def typed(self) -> bool:
+        """Whether it takes a payload of its own type."""
+        return self._payload is not None
 
     def payload(self, task: Task | NewTask) -> T:
         """Return the payload of a task of this topic. Raises InvalidPayload."""

@@ -4,7 +4,6 @@ what becomes of each task, a line for each step, and the tracebacks of handlers.
 The latter is for ``toc dev`` alone: unlike the log, it quotes errors, which may quote a task.
 """
 
-import shlex
 import sys
 import time
 import traceback
@@ -82,17 +81,10 @@ def _overran(job_id: int, why: str, stack: str) -> None:
 
 
 def tell_ready(handlers: Mapping[str, Handler]) -> None:
-    """Tell that these are ready, and what to do next: submit a task that a handler can read."""
-    examples = {
-        topic: "" if handler.made_of is None else handler.made_of.example()
-        for topic, handler in handlers.items()
-    }
-    first = min(examples, key=lambda topic: (examples[topic] is None, topic))
-    how = f"toc submit {first} --biz-id 1 --delay 5s"
-    if example := examples[first]:
-        how += f" --attribute {shlex.quote(example)}"
-    elif example is None:
-        how = f"{handlers[first].made_of.__name__}.submit(...)"
+    """Tell that these are ready, and what to do next: submit a task, one without a payload if there is one."""
+    typed = {topic: one.made_of is not None and one.made_of.typed for topic, one in handlers.items()}
+    first = min(typed, key=lambda topic: (typed[topic], topic))
+    how = f"toc submit {first} --biz-id 1 --delay 5s" + " --attribute JSON" * typed[first]
     _write(f"ready: {', '.join(sorted(handlers))}\n  try it, after the export above: {how}\n")
 
 
