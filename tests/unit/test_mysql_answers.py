@@ -1,16 +1,20 @@
 """The answers of MySQL, and which server holds which table."""
 
 import random
+import socket
 import struct
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import pytest
 from pymysql.converters import decoders
 from pymysql.err import MySQLError, OperationalError, ProgrammingError
+from sqlalchemy.engine import make_url
 
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError
+from toc.store.servers.mysql import connector
 from toc.store.servers.mysql_answers import read_answers
 from toc.store.servers.server import Result
 from toc.store.servers.shards import Layout
@@ -173,6 +177,20 @@ def test_what_is_left_after_the_answers_is_not_left_to_the_next() -> None:
         with pytest.raises(OperationalError, match="cannot be parsed") as raised:
             read_answers(from_wire(wire, 100), decoders, count)
         assert raised.value.args[0] == 2027, "a code that means: nobody knows whether it took effect"
+
+
+def test_a_greeting_that_ends_too_soon_is_a_drivers_error() -> None:
+    def greet(server: socket.socket) -> None:
+        client, _ = server.accept()
+        with client:
+            greeting = packets(b"\n5.5\0" + bytes(15))
+            client.sendall(greeting[:3] + b"\0" + greeting[4:])
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(greet, server)
+        url = make_url(f"mysql+pymysql://u@127.0.0.1:{server.getsockname()[1]}")
+        with pytest.raises(OperationalError, match="its greeting cannot be parsed"):
+            connector(url, 5, 5, 5)()
 
 
 # Which server holds which database and table, and what is refused.

@@ -84,7 +84,9 @@ _EXPECTED = {
 }
 """What a connection must have. MySQL and MariaDB each know only one of two names."""
 _SHOW = f"SHOW SESSION VARIABLES WHERE Variable_name IN ({','.join(map(repr, [*_EXPECTED, 'log_bin']))})"
-_NONSENSE = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RuntimeError, struct.error)
+_NONSENSE = (
+    ValueError, LookupError, NameError, TypeError, AttributeError, AssertionError, RuntimeError, struct.error,
+)  # fmt: skip
 """Errors that a damaged greeting or first answer causes, besides the driver's own."""
 
 

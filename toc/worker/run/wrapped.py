@@ -81,7 +81,7 @@ def _overran(job_id: int, why: str, stack: str) -> None:
 
 
 def tell_ready(handlers: Mapping[str, Handler]) -> None:
-    """Tell that these are ready, and what to do next: submit a task, one without a payload if there is one."""
+    """Tell that these are ready, and what to do next: submit a task, best one that needs no payload."""
     typed = {topic: one.made_of is not None and one.made_of.typed for topic, one in handlers.items()}
     first = min(typed, key=lambda topic: (typed[topic], topic))
     how = f"toc submit {first} --biz-id 1 --delay 5s" + " --attribute JSON" * typed[first]
