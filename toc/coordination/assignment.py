@@ -83,7 +83,7 @@ class Member:
     metrics, valid on ``machine``. ``version`` is the release that it runs, ``protocol`` that release's
     PROTOCOL. ``keys`` are the marks of the keys with which it can read the secrets of webhook targets.
     ``out_of_reach`` are the servers that it does not reach. ``lost_threads`` is how many threads of an
-    application's own process ran handlers past max_runtime when the member began. ``joined`` is when (ms).
+    application's own process run handlers past max_runtime, of members before. ``joined`` is when (ms).
     """
 
     worker_id: str

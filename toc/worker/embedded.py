@@ -57,11 +57,13 @@ class _Life(Child):
     """One pipeline from its begin to its end."""
 
     def __init__(self, center: TimeoutCenter, member: Member, threads: int, identity: str) -> None:
+        self._center = apart(center)  # its leases are in its own name: one that leaves may still run handlers
+        self._center.catalog.refresh()
         ours, theirs = socket.socketpair()
-        lost = sum(thread.name.startswith(HANDLERS[0]) for thread in threading.enumerate())
-        super().__init__(ControlPipe(ours), replace(member, pid=os.getpid(), lost_threads=lost), 0)
+        super().__init__(ControlPipe(ours), replace(member, pid=os.getpid()), 0)
         self._presence = Presence(self.worker_id)
-        self.worker = Worker(center, self.worker_id, ControlPipe(theirs), threads=threads, identity=identity)
+        link = ControlPipe(theirs)
+        self.worker = Worker(self._center, self.worker_id, link, threads=threads, identity=identity)
         threading.Thread(target=self._run, name="toc-worker", daemon=True).start()
 
     def _run(self) -> None:
@@ -71,6 +73,7 @@ class _Life(Child):
             log.critical("worker_failed", worker=self.worker_id, exc_info=exc)
         finally:
             self.worker.close()
+            self._center.store.close()
 
     def close(self) -> None:
         """Close what it held open."""
@@ -157,8 +160,13 @@ class _Keeper(Keeper[_Life]):
         del self._children[child.worker_id]
         self._slots.take_out(child, known_dead=False)
         child.close()
-        if self._stop_at is None:
+        if self._stop_at is None and not self._succeeded(child):
             self._start_in(0, self._backoff(child) or 0.0)
+
+    def _lost_threads(self) -> int:
+        handlers = sum(thread.name.startswith(HANDLERS[0]) for thread in threading.enumerate())
+        lives = self._children.values()
+        return max(handlers - sum(len(life.worker.dispatcher.handler_threads.threads) for life in lives), 0)
 
 
 class EmbeddedWorker:

@@ -63,6 +63,8 @@ class Shop:
 
     async def remind(self, task: Task) -> None:
         await asyncio.sleep(0.001)
+        while task.attribute.get("hang") and not self.hang.is_set():
+            await asyncio.sleep(0.01)
         self.runs.append((task.topic, task.biz_id, threading.current_thread().name))
 
     def ran(self, *biz_ids: int) -> None:
@@ -230,9 +232,24 @@ def test_a_handler_that_never_ends_is_charged_and_others_go_on(shop: Shop) -> No
         other = shop.center.submit("order.close", biz_id=2, delay=0.1)
         shop.ended(other)
         assert known(shop.center.get(stuck)).status is TaskStatus.DEAD
-        (row,) = living_workers(shop.center)
-        assert row.member.lost_threads == 1
+        assert until(lambda: [one.member.lost_threads for one in living_workers(shop.center)] == [1])
         shop.hang.set()
+
+
+def test_others_go_on_though_a_handler_that_may_runs_on_beside_one_that_never_ends(shop: Shop) -> None:
+    with shop.center.worker(threads=2):
+        may = shop.center.submit("member.remind", biz_id=1, delay=0.1, attribute={"hang": True})
+        stuck = shop.center.submit("order.close", biz_id=2, delay=0.1, attribute={"hang": True}, tries=1)
+        shop.ran(2)
+        assert until(lambda: known(shop.center.get(stuck)).status is TaskStatus.DEAD), "it is charged"
+        shop.ended(*shop.center.submit_many([NewTask("order.close", n, 0.1) for n in range(3, 9)]))
+        shop.ended(*shop.center.submit_many([NewTask("member.remind", n, 0.1) for n in range(9, 12)]))
+        assert known(shop.center.get(may)).status is TaskStatus.PENDING
+        assert 1 not in {biz_id for _, biz_id, _ in shop.runs}, "it runs on"
+        shop.hang.set()
+        shop.ended(may)
+        assert [biz_id for _, biz_id, _ in shop.runs].count(1) == 1
+        assert known(shop.center.store.get(may)).attempts == 0
 
 
 def test_a_child_of_the_application_that_lives_on_does_not_keep_a_pipeline_from_its_end(shop: Shop) -> None:

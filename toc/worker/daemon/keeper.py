@@ -106,6 +106,11 @@ class Keeper(ABC, Generic[C]):
         """Start a worker with this index after some seconds."""
         self._start_at[index] = time.monotonic() + seconds
 
+    def _succeeded(self, ended: C) -> bool:
+        """Whether a worker that has ended has a successor, or will have one."""
+        others = (one for one in self._children.values() if one.index == ended.index)
+        return ended.index in self._start_at or not all(one.leaving for one in others)
+
     def _backoff(self, ended: C) -> float | None:
         """Return the seconds before the successor of a worker starts. None: only an operator can help.
 
@@ -155,7 +160,8 @@ class Keeper(ABC, Generic[C]):
             if child.stuck:
                 self._kill(child, f"hanging: {', '.join(map(str, child.stuck))}")
             before = child.card
-            child.card = replace(before, out_of_reach=frozenset(map(str, message.get("out_of_reach", ()))))
+            out_of_reach = frozenset(map(str, message.get("out_of_reach", ())))
+            child.card = replace(before, out_of_reach=out_of_reach, lost_threads=self._lost_threads())
             if child.member and child.card != before:
                 self._slots.coordinator.join(child.card)
         elif kind == "ready":
@@ -176,6 +182,10 @@ class Keeper(ABC, Generic[C]):
             if message["recycle"]:
                 child.recycled = True
                 log.warning("worker_recycled", worker=child.worker_id, reason=message["recycle"])
+                if self._consumes(child):
+                    leaving = sum(one.leaving for one in self._children.values() if one.index == child.index)
+                    # They run handlers as long as these want: what has each worker replaced must not add up.
+                    self._start_in(child.index, RESTART_CAP_SECONDS * max(leaving - 2, 0))
         elif kind == "left":
             child.left = True
         if not (child.member or child.leaving) and self._consumes(child) and self._stop_at is None:
@@ -186,6 +196,10 @@ class Keeper(ABC, Generic[C]):
     def _consumes(self, child: C) -> bool:  # noqa: ARG002
         """Whether the child is a worker that consumes slots."""
         return True
+
+    def _lost_threads(self) -> int:
+        """Return how many threads of this process still run handlers of workers that are over."""
+        return 0
 
     def _member(self, worker_id: str) -> Member:
         """Return how a new worker is introduced to the cluster."""

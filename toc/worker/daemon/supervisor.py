@@ -185,10 +185,6 @@ class Daemon(Keeper[WorkerProcess]):
             self._alone.begun(int(message["crashes"]))
         elif kind == "ran":
             self._alone.ran()
-        elif kind == "leaving" and child.recycled and child.index != self._alone_index:
-            leaving = sum(one.leaving for one in self._children.values() if one.index == child.index)
-            # They run handlers, for as long as these want: what has each process replaced must not add up.
-            self._start_in(child.index, RESTART_CAP_SECONDS * max(leaving - 2, 0))
 
     # --- what the monitor shows
 
@@ -301,9 +297,7 @@ class Daemon(Keeper[WorkerProcess]):
             log.info("alone_ended", how=how, unfit=child.unfit, **about)
             return
         WORKER_EXITS.of("died" if not child.left else "recycled" if child.recycled else "left").add()
-        succeeded = child.index in self._start_at or any(
-            other.index == child.index and not other.leaving for other in self._children.values()
-        )
+        succeeded = self._succeeded(child)
         again = 0.0 if succeeded or self._stop_at is not None else self._backoff(child)
         if child.left:
             log.info("worker_left", **about)

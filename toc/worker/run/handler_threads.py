@@ -58,14 +58,14 @@ class HandlerThreads:
         # One spare thread for each topic that may find all of them busy. None beside a single thread: its
         # handlers must not run at the same time.
         spare = len(self._lines) - 1 if threads > 1 else 0
-        self._threads = [
+        self.threads = [
             watched_thread(f"handler-{n}", self._work, lambda: self._closed)
             for n in range(threads + spare if self._lines else 0)
         ]
 
     def start(self) -> None:
         """Start the threads."""
-        for thread in self._threads:
+        for thread in self.threads:
             thread.start()
 
     def close(self) -> None:
