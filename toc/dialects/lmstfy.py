@@ -144,9 +144,12 @@ class QueueRequest:
             for job_id, body in zip(job_ids, bodies, strict=True)
         ]
         await self._tasks.make_topic(tasks)
-        batcher = self._service.batcher
-        checked = [await batcher.checked(task) for task in tasks]
-        for outcome in await batcher.store_each([one for one in checked if isinstance(one, Submission)]):
+        batcher, store = self._service.batcher, self._service.center.store
+        checked = [one for task in tasks if isinstance(one := await batcher.checked(task), Submission)]
+        for server in {store.server_of(one.row.job_id) for one in checked}:
+            if (away := store.away(server)) is not None:
+                raise away  # nothing was stored yet: clients repeat all, under new ids
+        for outcome in await batcher.store_each(checked):
             if isinstance(outcome, errors.TocError):
                 raise outcome
         return job_ids

@@ -6,13 +6,18 @@ from base64 import b64encode
 from collections.abc import Sequence
 
 import pytest
+from fault.kit.proxy import Proxy, through
+from harness import secured
 from harness.gateway import Gateway
 from harness.lmstfy import ULID, Client, Raw, basic, data_of, exchange, port_of
 from harness.patience import until
+from harness.system import NewSystem
 
+from benchmarks.local import MariaDB
 from toc.dialects.lmstfy_wire import template_of
 from toc.index.messages import Peek
 from toc.model.topic import Slot
+from toc.store.servers.server import Statement
 
 JSON = "application/json; charset=utf-8"
 
@@ -24,6 +29,10 @@ def gateway(dialects: Gateway) -> Gateway:
 
 @pytest.fixture(scope="module")
 def client(gateway: Gateway) -> Client:
+    return client_of(gateway)
+
+
+def client_of(gateway: Gateway) -> Client:
     answer = exchange(
         port_of(gateway, "lmstfy-admin"),
         (
@@ -230,6 +239,37 @@ def test_jobs_of_a_bulk_are_consumed_in_the_order_of_the_array(gateway: Gateway,
             found = client.call("GET", f"/api/ns/{queue}?timeout=30&count={count}").json
             got += map(data_of, found if isinstance(found, list) else [found])
         assert got == texts
+
+
+@pytest.mark.skipif(secured.SECURED, reason="a proxy must be able to read along")
+def test_repeating_a_bulk_that_one_server_cannot_store_does_not_store_the_rest_each_time(
+    new_system: NewSystem, mariadb: MariaDB
+) -> None:
+    with Proxy(mariadb.port) as proxy:
+        system = new_system(database_urls=[mariadb.url, through(proxy, mariadb.url)], read_timeout=1.0)
+        system.create_topics()
+        store, bulk = system.center.store, b"[" + b",".join([b'"x"'] * 50) + b"]"
+        names = [store._shards.names[table] for table in store.tables_of_server()[0]]
+        counts = [Statement(f"SELECT COUNT(*) FROM {name}") for name in names]
+
+        def stored() -> int:
+            return sum(result.rows[0][0] for result in store._shards.servers[0].run(counts))
+
+        with Gateway(system, "--lmstfy", "127.0.0.1:0", "--lmstfy-admin", "127.0.0.1:0") as gateway:
+            client = client_of(gateway)
+            assert client.call("PUT", "/api/ns/bulk/bulk", bulk).status == 201
+            assert 0 < stored() < 50
+            proxy.stall()
+
+            def refused() -> bool:
+                """Nothing is stored by a repetition."""
+                before = stored()
+                assert client.call("PUT", "/api/ns/bulk/bulk", bulk).status == 503
+                return stored() == before
+
+            assert until(refused)
+            proxy.flow()
+            assert until(lambda: client.call("PUT", "/api/ns/bulk/bulk", bulk).status == 201)
 
 
 def test_a_consumer_of_many_large_jobs_gets_what_fits_and_the_rest_is_not_charged(client: Client) -> None:
