@@ -52,8 +52,7 @@ class Minutes:
         self, table: MinuteTable, host: str, values: Callable[[], Mapping[Key, Sequence[float]]], clock: Clock
     ) -> None:
         self._table = table
-        self._host = host
-        self._member = self._new_name()
+        self._member = f"{host}.{secrets.token_hex(4)}"
         self._values = values
         self._clock = clock
         self._before: Mapping[str, Tally] = tallies(values())
@@ -87,13 +86,10 @@ class Minutes:
         if last or minute != self._minute:
             self._note()
             if minute < self._minute:  # the clock was set back: these minutes have a row already
-                self._member = self._new_name()
+                self._member = self._member[:-8] + secrets.token_hex(4)
             self._minute = minute
         left = (minute + 1) * MINUTE_MS - self._clock.now_ms()
         return left / 1000 if self._write() else min(left / 1000, RETRY_SECONDS)
-
-    def _new_name(self) -> str:
-        return f"{self._host}.{secrets.token_hex(4)}"
 
     def _note(self) -> None:
         """Note what was done in the minute that ends now."""
