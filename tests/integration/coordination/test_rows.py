@@ -1,6 +1,7 @@
 """Daemons share slots through rows of a real table: joins, handovers, deaths, a table out of reach."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -234,3 +235,22 @@ def test_who_did_not_join_gets_nothing_and_nobody_is_woken_for_nothing(daemons: 
     assert a.coordinator.claimed() == {}
     assert not a.coordinator.drained()
     assert a.coordinator.step() is None
+
+
+def test_a_row_is_gone_though_a_write_hangs_while_its_daemon_stops(daemons: Daemons) -> None:
+    a = daemons.start("a")
+    daemons.until(daemons.calm("a"), "one daemon has everything")
+    began, held = threading.Event(), threading.Event()
+
+    def beat(*given: Any) -> Any:
+        began.set()
+        assert held.wait(60)
+        return daemons.table.beat(*given)
+
+    a.line.beat = beat
+    a.leave("stranger", died=True)
+    assert began.wait(60)
+    a.coordinator.stop()
+    held.set()
+    daemons.all.remove(a)
+    daemons.until(lambda: not daemons.table.list(), "its row is gone")
