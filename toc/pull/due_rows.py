@@ -1,13 +1,16 @@
 """Reads the due rows of pulled topics, as if Redis were not there: the row alone decides."""
 
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, wait
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
 from toc.model.topic import Topic
 from toc.pull.handed_out import NO_FENCE, Candidate
 from toc.sdk.client import TimeoutCenter
-from toc.store.tasks.scan import Position
+from toc.store.servers.shards import Answers
+from toc.store.tasks.scan import DueRow, Position
 
 ROWS_SECONDS = 0.25
 """How often due rows are read while Redis does not answer, or where there is no index."""
@@ -28,11 +31,13 @@ class Found(NamedTuple):
 
 class DueRows:
     """One call reads a page of each table. The next reads on, so that no topic waits forever behind the rows
-    of others, and begins anew at the end. What comes due before the next is read at its time."""
+    of others, and begins anew at the end. What comes due before the next is read at its time. A server that
+    hangs is waited for once; others are read meanwhile."""
 
     def __init__(self, center: TimeoutCenter) -> None:
         self._store, self._clock = center.store, center.clock
-        self._tables = [*chain.from_iterable(self._store.tables_of_server())]
+        self._asked: dict[int, Future[Answers[list[DueRow]]]] = {}
+        """The servers that have not answered yet."""
         self._read_at = float("-inf")
         """When rows were last read (monotonic)."""
         self._places: dict[int, Position] = {}
@@ -49,17 +54,26 @@ class DueRows:
         if not by_type:
             return Found({}, whole, ROWS_SECONDS)
         types = f" AND biz_type IN ({','.join(map(str, by_type))})"
-        starts = {table: self._places.get(table, Position(0)) for table in self._tables}
-        ahead = now + int(1000 * ROWS_SECONDS)
-        pages = self._store.scans.page(starts, ahead, ROWS_PAGE, where=types)
+        ahead, servers = now + int(1000 * ROWS_SECONDS), self._store.tables_of_server()
+        new: list[Future[Answers[list[DueRow]]]] = []
+        for server, tables in enumerate(servers):
+            if server not in self._asked:
+                starts = {table: self._places.get(table, Position(0)) for table in tables}
+                page = partial(self._store.scans.page, starts, ahead, ROWS_PAGE, where=types)
+                new.append(self._asked.setdefault(server, self._store.soon(page)))
+        wait(new, ROWS_SECONDS)
+        answers = [self._asked.pop(server).result() for server, one in [*self._asked.items()] if one.done()]
+        pages = {table: page for answer in answers for table, page in answer.items()}
         self._places = {
             table: page[-1].position
             for table, page in pages.items()
             if len(page) == ROWS_PAGE and page[-1].next_time <= now
         }
-        whole = whole and not self._places and not pages.unanswered
+        whole = whole and not self._places and len(new) == len(answers) == len(servers)
+        whole = whole and not any(answer.unanswered for answer in answers)
         due: dict[str, list[Candidate]] = {}
-        for row in sorted(chain.from_iterable(pages.values()), key=lambda row: row.next_time):
+        rows = (row for row in chain.from_iterable(pages.values()) if row.biz_type in by_type)
+        for row in sorted(rows, key=lambda row: row.next_time):
             if row.next_time > now:
                 following = max(row.next_time / 1000 - self._clock.time(), 0.0)
                 break

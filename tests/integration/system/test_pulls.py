@@ -5,19 +5,20 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from harness.patience import PATIENCE
 from harness.pulls import opened_pulls
 from harness.rows import change
-from harness.system import System
+from harness.system import System, small_system
 
-from benchmarks.local import RedisServer
+from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask, TaskStatus, Topic
 from toc.index.messages import Peek
 from toc.model.clock import from_ms
@@ -29,6 +30,8 @@ from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import Pulls
 from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
 from toc.sdk.batcher import MAX_WAITING
+from toc.store.servers.shards import Answers
+from toc.store.tasks.scan import DueRow, Position
 
 # Pull consumers on real servers: what is handed out, how that ends, and who dies in between.
 
@@ -37,6 +40,14 @@ TOPIC = "test.pulled"
 
 either = pytest.mark.parametrize("pulled", ["system", "alone"], indirect=True)
 """With an index and without."""
+
+
+@pytest.fixture
+def apart(tmp_path: Path, mariadb: MariaDB, database_prefix: str) -> Iterator[System]:
+    """No index, and two names of a database server, which are two."""
+    urls = [mariadb.url, mariadb.url.replace("127.0.0.1", "localhost")]
+    with small_system(tmp_path, None, mariadb, database_prefix, database_urls=urls) as one:
+        yield one
 
 
 @pytest.fixture
@@ -365,6 +376,33 @@ async def test_without_redis_no_topic_waits_behind_the_many_rows_of_another(
         clean_redis.start()
     assert [one.task.job_id for one in got] == [late]
     assert 0 < count < 4000, "they were many, and have not been starved either"
+
+
+@pytest.mark.parametrize("pulled", ["apart"], indirect=True)
+async def test_without_an_index_a_database_server_that_hangs_holds_up_no_task_of_another(
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, release = pulled.center.store, threading.Event()
+    page, hanging = store.scans.page, store.tables_of_server()[0]
+
+    def hangs(starts: Mapping[int, Position], *more: Any, **named: Any) -> Answers[list[DueRow]]:
+        if not starts.keys().isdisjoint(hanging):
+            release.wait()
+        return page(starts, *more, **named)
+
+    monkeypatch.setattr(store.scans, "page", hangs)
+    job_ids = [pulled.center.submit(TOPIC, biz_id=biz_id, delay=0.01) for biz_id in range(20)]
+    others = {job_id for job_id in job_ids if store.server_of(job_id) == 1}
+    got: set[int] = set()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while got != others:
+                got |= {one.task.job_id for one in await gateway.pull([TOPIC], most=8, wait=LONG, ttr=LONG)}
+    finally:
+        release.set()
+    async with asyncio.timeout(PATIENCE):
+        while got != set(job_ids):
+            got |= {one.task.job_id for one in await gateway.pull([TOPIC], most=8, wait=LONG, ttr=LONG)}
 
 
 async def test_a_consumer_that_never_waits_gets_what_was_not_told(system: System, unswept: Pulls) -> None:
