@@ -265,8 +265,7 @@ class QueueRequest:
         count = 0
         while count < limit and (dead := await self._page(TaskStatus.DEAD, min(PAGE, limit - count))):
             ends = min(self._now() + 1000 * ttl, LATEST_MS) if ttl else 0
-            redrive = partial(bulk.redrive, tries=1, expires_at=ends)
-            count += (await self._change(dead, redrive))["redriven"]
+            count += (await self._change(dead, partial(bulk.redrive, tries=1, expires_at=ends)))["redriven"]
         return reply({"msg": "respawned", "count": count})
 
     async def delete_dead(self) -> Answer:

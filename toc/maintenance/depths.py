@@ -9,8 +9,6 @@ from toc.model.errors import IndexUnavailable, SchemaBehind, StoreUnavailable
 from toc.model.topic import Slot, Topic
 from toc.store.store import Store
 
-NOTHING = Peek(None, 0, 0, 0, 0)
-
 
 def depths(
     store: Store,
@@ -40,4 +38,4 @@ def depths(
         for (biz_type, number), tasks in counts
         if biz_type in names
     }
-    return {slot: found.get(slot, NOTHING._replace(redis_now_ms=now_ms)) for slot in slots}
+    return {slot: found.get(slot, Peek(None, 0, 0, 0, now_ms)) for slot in slots}

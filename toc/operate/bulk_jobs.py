@@ -290,7 +290,9 @@ class BulkRunner:
             found = self._do(held, chunk)
         except (errors.Unavailable, errors.SchemaBehind) as exc:
             held.next_at = self._clock.monotonic() + RETRY_SECONDS
-            self._save(held, error=f"it waits: {_why(exc)}")
+            # It names no server: whoever may see the job may know of none.
+            what = "a database server" if isinstance(exc, errors.StoreUnavailable) else "a server"
+            self._save(held, error=f"it waits: {what} is out of reach")
             return
         outcomes = [BulkOutcome(found.get(job_id, BulkOutcome.UNKNOWN)) for job_id in chunk]
         failpoint("bulk.step-done")
@@ -371,8 +373,3 @@ def _failure(job: BulkJob, error: Exception) -> str:
         return redact(str(error))
     log.error("bulk_task_failed", bulk=job.name, stack=stack(error))
     return "the gateway failed; its log tells more"
-
-
-def _why(error: TocError) -> str:
-    """Say what a job waits for. Names no server: whoever may see the job may know of none."""
-    return f"a {'database ' if isinstance(error, errors.StoreUnavailable) else ''}server is out of reach"

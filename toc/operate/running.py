@@ -67,8 +67,7 @@ def running(center: TimeoutCenter, topics: Iterable[Topic], limit: int) -> list[
 
     store, by_type = center.store, {one.biz_type: one for one in topics}
     starts = dict.fromkeys(store.tables, Position(0))
-    where = f" AND {store.leases.held()}"
-    pages = store.scans.page(starts, center.clock.now_ms() + 1, limit, where=where)
+    pages = store.scans.page(starts, center.clock.now_ms() + 1, limit, where=f" AND {store.leases.held()}")
     rows = [row for page in pages.values() for row in page if row.biz_type in by_type]
     found = sorted((by_type[row.biz_type].slot(row.slot_crc, row.slot_amount), row.job_id) for row in rows)
     there = _where(center, {job_id: slot for slot, job_id in found[:limit]})

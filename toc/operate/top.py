@@ -111,11 +111,9 @@ class Top:
         center, slots = self._center, [slot for topic in topics for slot in topic.slots()]
         found = slot_depths(center.store, center.queues, topics, slots, center.clock.now_ms())
         depths: dict[str, list[Peek]] = {}
-        failures: list[IndexUnavailable] = []
+        failures = [depth for depth in found.values() if isinstance(depth, IndexUnavailable)]
         for slot, depth in found.items():
-            if isinstance(depth, IndexUnavailable):
-                failures.append(depth)
-            else:
+            if not isinstance(depth, IndexUnavailable):
                 depths.setdefault(slot.topic, []).append(depth)
         if failures:
             trouble.append(f"{len(failures)} of {len(slots)} slots could not be read: {failures[0]}")

@@ -36,6 +36,7 @@ class DueRows:
 
     def __init__(self, center: TimeoutCenter) -> None:
         self._store, self._clock = center.store, center.clock
+        self._servers = self._store.tables_of_server()
         self._asked: dict[int, Future[Answers[list[DueRow]]]] = {}
         """The servers that have not answered yet."""
         self._read_at = float("-inf")
@@ -54,9 +55,9 @@ class DueRows:
         if not by_type:
             return Found({}, whole, ROWS_SECONDS)
         types = f" AND biz_type IN ({','.join(map(str, by_type))})"
-        ahead, servers = now + int(1000 * ROWS_SECONDS), self._store.tables_of_server()
+        ahead = now + int(1000 * ROWS_SECONDS)
         new: list[Future[Answers[list[DueRow]]]] = []
-        for server, tables in enumerate(servers):
+        for server, tables in enumerate(self._servers):
             if server not in self._asked:
                 starts = {table: self._places.get(table, Position(0)) for table in tables}
                 page = partial(self._store.scans.page, starts, ahead, ROWS_PAGE, where=types)
@@ -69,7 +70,7 @@ class DueRows:
             for table, page in pages.items()
             if len(page) == ROWS_PAGE and page[-1].next_time <= now
         }
-        whole = whole and not self._places and len(new) == len(answers) == len(servers)
+        whole = whole and not self._places and len(new) == len(answers) == len(self._servers)
         whole = whole and not any(answer.unanswered for answer in answers)
         due: dict[str, list[Candidate]] = {}
         rows = (row for row in chain.from_iterable(pages.values()) if row.biz_type in by_type)
