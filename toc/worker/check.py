@@ -38,6 +38,9 @@ MAX_RETRY_MS = 10_000
 LUMP_MS = 500
 """Entries postponed return together, at the next multiple of this. So taking and postponing them repeatedly
 costs little, even if a server that is away has many due tasks."""
+RETURNS_A_SECOND = 1000
+"""How many tasks of a server that is away return in a second, within the longest pause: a crowd that returned
+at once, again and again, would hold up others of its slots."""
 FORGET_UNREAD_SECONDS = 30.0
 """A failed read that comes this long after the last one counts as new trouble."""
 
@@ -61,9 +64,9 @@ class Checker:
         the time of the next try (monotonic)."""
         self._judging: deque[None] = deque()
         """An item for each thread that asks for leases."""
-        self._unread: dict[int, tuple[float, float]] = {}
-        """By server, start of the last trouble with reading rows, and time of its last failure
-        (monotonic)."""
+        self._unread: dict[int, tuple[float, float, int]] = {}
+        """By server, start of the last trouble with reading rows, time of its last failure (monotonic), and
+        until when its tasks have been postponed (ms)."""
         self._tells_behind = RateLimit(self.tools.clock, BEHIND_SECONDS)
         self._read_seconds = STEP.of("read")
 
@@ -193,12 +196,13 @@ class Checker:
         if not rest:
             return
         server, error = self.tools.store.server_of(rest[0].job_id), str(errors[rest[0].job_id])
-        since, last = self._unread.get(server, (now, float("-inf")))
+        since, last, postponed = self._unread.get(server, (now, float("-inf"), 0))
         if now - last > FORGET_UNREAD_SECONDS:
             since = now
             log.warning("rows_not_read", tasks=len(rest), error=error)
-        self._unread[server] = since, now
-        until = at + min(max(RETRY_MS, int(500 * (now - since))), MAX_RETRY_MS)
+        pause = max(RETRY_MS, int(500 * (now - since)), postponed - at)
+        until = at + min(pause, MAX_RETRY_MS)
+        self._unread[server] = since, now, until + 1000 * len(rest) // RETURNS_A_SECOND
         self.tools.late.note(Cause.DATABASE, server, at, until, error)
         self.finisher.put_away([(entry, until + -until % LUMP_MS) for entry in rest])
 

@@ -27,6 +27,9 @@ from toc.store.tasks.rows import NO_INSTANT, ByTable, understood
 SOON_SECONDS = 0.01
 """How long ``ask`` waits for answers. They usually come at once, and then a second sleep would cost more than
 this wait does. A server whose last answer took longer is not waited for."""
+HANGS_SECONDS = 1.0
+"""How long the answer of a server that counts as away is waited for, should it have halted for a moment. What
+waits beside it fills the room of all servers' tasks."""
 TakeTries = Callable[[Sequence[int], Answers[TryRow]], None]
 """Callback that gets ids whose rows were to be read, and answers, perhaps for other ids too."""
 
@@ -157,7 +160,7 @@ class TriesReader:
         with contextlib.suppress(StoreUnavailable, SchemaBehind):  # these are read on a thread that may wait
             sent = server.begin(self._tries.select_tries(server, ids))
         if sent is None:
-            self._apart(lane, partial(self._tries.read_grouped, {server: ids}))
+            self._apart(lane, partial(self._open, lane, ids))
             return
         lane.sent, lane.late_at = sent, lane.at + lane.health.patience
         descriptor = sent.connection.descriptor()
@@ -212,6 +215,11 @@ class TriesReader:
 
         self._shards.run_detached(do)
 
+    def _open(self, lane: _Lane, ids: ByTable) -> Answers[TryRow]:
+        """Read over a new connection, of a server that lets itself be connected to within its time."""
+        lane.health.examine(lambda _seconds: False)
+        return self._tries.read_grouped({lane.server: ids})
+
     def _read_again(self, lane: _Lane, ids: ByTable, exc: Trouble) -> Answers[TryRow]:
         if isinstance(exc, OF_TABLES):
             lane.health.set_aside(ids)
@@ -226,7 +234,9 @@ class TriesReader:
             lane.health.answered(time.monotonic() - lane.at)
             return True
 
-        lane.health.examine(answered)
+        if lane.health.examine(answered) and not answered(HANGS_SECONDS):
+            lane.server.abandon(sent)
+            return self._tries.read_grouped({lane.server: ids})
         try:
             return Answers(self._tries.judged_tries(lane.server, try_rows(lane.server.results(sent))))
         except (StoreUnavailable, SchemaBehind) as exc:
