@@ -56,7 +56,6 @@ def test_the_embedded_default_is_well_and_says_what_it_is_not_for(tmp_path: Path
     assert doctor.exit_code(lines) == 0
     (line,) = having(lines, Level.NOTE, "SQLite")
     assert "not for production" in line.what
-    assert having(lines, Level.NOTE, "TOC_ZOOKEEPER is not set")
     assert having(lines, Level.NOTE, "no topics")
 
 

@@ -74,7 +74,7 @@ def examine(
     except (errors.StoreUnavailable, errors.SchemaBehind) as exc:
         return [*lines, *_unless_said(lines, "database", exc)]
     progress(0.2, "looking at Redis")
-    lines += _redis(center) if indexed else _no_index()
+    lines += _redis(center) if indexed else ()
     progress(0.4, "looking at topics and slots")
     topics: list[Topic] = []
     topics_read = False
@@ -123,12 +123,6 @@ def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
 # --- the index --------------------------------------------------------------------------------------------
 
 
-def _no_index() -> Iterator[Line]:
-    what = "there is no index: tasks that are submitted less than a second ahead start up to a second late"
-    do = "for milliseconds always, set TOC_REDIS_URL and run `toc index on`"
-    yield Line(Level.NOTE, "redis", "-", what, do)
-
-
 def _redis(center: TimeoutCenter) -> Iterator[Line]:
     """Its servers, and whether the rows say that there is none."""
     try:
@@ -165,9 +159,6 @@ def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
     place = None if center.settings.zookeeper is None else Address.parse(center.settings.zookeeper)
     try:
         if place is None:
-            what = "TOC_ZOOKEEPER is not set: daemons share the work by rows in the first database"
-            do = "set it for many hosts, or to drain, pin and weigh them"
-            yield Line(Level.NOTE, "workers", "-", what, do)
             seen = onlooker(center)
             workers = seen.workers()
             moving = _moving(seen.slots(), lambda: onlooker(center).slots(), topics)
