@@ -46,11 +46,10 @@ def may_be_late(row: TaskRow, now: int) -> bool:
 def why(
     center: TimeoutCenter, row: TaskRow, topic: Topic | None, *, servers: bool = True
 ) -> LateShown | None:
-    """Return why a task is late, as it is shown, or None if it is not or nobody knows, as while the first
-    database is away.
+    """Return why a task is late, as it is shown, or None if it is not or nobody knows.
 
     ``servers``: whoever asks may know which servers and hosts there are. Raises StoreUnavailable if the
-    task's own is away.
+    task's own server is away; while the first database is, the rest of its wait has no cause.
     """
     now = center.clock.now_ms()
     if not may_be_late(row, now):
@@ -66,12 +65,10 @@ def why(
         due = starts[0].due if starts else tries[0].at if tries else row.next_time
     ended = row.next_time if row.status == TaskStatus.PROCESSED else None
     explain = partial(lateness.explain, due, starts, tries, ended, lapsed=row.last_error == LEASE_ENDED)
-    found = None
-    if ended is not None or topic is None:
-        found = explain(now)
+    if ended is None and topic is not None:
+        found = _so_far(center, row, topic, due, now, explain)
     else:
-        with suppress(Unavailable, SchemaBehind):
-            found = _so_far(center, row, topic, due, now, explain)
+        found = explain(now)
     if found is None:
         return None
     if not servers:
@@ -105,7 +102,9 @@ def _so_far(
         spans.append(Span(Cause.PAUSED, topic.paused_at, topic.resumed_at, about))
     begun = row.last_error is not None and not row.attempts  # a try that was not charged
     rest = Span(Cause.WORKER_KILLED if begun else Cause.UNKNOWN, 0, 0)
-    rest = _now(center, row, topic) if started is None else rest
+    if started is None:
+        with suppress(Unavailable, SchemaBehind):
+            rest = _now(center, row, topic)
     return Why(due, until, lateness.fill(due, until, spans, rest), started is None, row.attempts > 0)
 
 

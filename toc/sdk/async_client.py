@@ -10,17 +10,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from contextlib import suppress
 from contextvars import copy_context
 from functools import cache, partial, wraps
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from toc.model.clock import Clock
-from toc.model.errors import BodyGone, ConfigError, InvalidInput, UnreadableTask
+from toc.model.errors import ConfigError, InvalidInput
 from toc.model.fork import call_in_children
 from toc.model.sharding import BizId
-from toc.model.task import NewTask, Put, Request, Task
+from toc.model.task import NewTask, Put, Request, Task, TaskRow
 from toc.observe.log import get_logger
 from toc.sdk.batcher import Batcher
 from toc.sdk.client import TimeoutCenter
@@ -220,14 +219,10 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
                 return None
             if row.body_length is None and self.sync.catalog.known_type(row.biz_type) is not None:
                 return self.sync._task(row)
-            read = partial(_looked_up, lambda: [self.sync._task(row)])
-            (task,) = await self._on_thread(read, self.sync.store.server_of(job_id))
-            return task
+            read = partial(_with_body, self.sync, row)
+            return await self._on_thread(read, self.sync.store.server_of(job_id))
 
-    @signed_as(TimeoutCenter.find)
-    async def find(self, **of: Any) -> list[Task]:  # noqa: D102
-        found = partial(_looked_up, partial(self.sync.find, **of))
-        return await self._on_thread(found, self._server(TimeoutCenter.find, (), of))
+    find = awaitable(TimeoutCenter.find)
 
     # --- inside
 
@@ -315,11 +310,8 @@ def _ended_alone(do: Any, ended: Future[Any]) -> None:
     log.warning("call_ended_alone", call=call, job_ids=job_ids, error=str(error or ""))
 
 
-def _looked_up(read: Callable[[], list[Task]]) -> list[Task]:
-    """Return tasks. Their bodies are read: on the event loop they could not be. One that is lost is told by
-    the task."""
-    tasks = read()
-    for task in tasks:
-        with suppress(BodyGone, UnreadableTask):
-            _ = task.body
-    return tasks
+def _with_body(center: TimeoutCenter, row: TaskRow) -> Task:
+    """Return the task of a row. Its body is read: on the event loop it could not be."""
+    task = center._task(row)
+    _ = task.body
+    return task

@@ -235,9 +235,6 @@ class Schedules:
         if len(nominals) > MAX_BACKFILL:
             what = f"these are more than {MAX_BACKFILL} occurrences; take a shorter range"
             raise errors.InvalidSchedule(what, "to")
-        if len(nominals) / rate > self._center.settings.max_delay:
-            what = f"the last of {len(nominals)} would be due after TOC_MAX_DELAY; take a shorter range"
-            raise errors.InvalidSchedule(what, "rate")
 
         def task(number: int, nominal: int) -> NewTask:
             delay, key = 1 + int(number * 1000 / rate), occurrence_key(stored.state.schedule_id, nominal)

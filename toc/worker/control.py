@@ -94,8 +94,8 @@ class ControlPipe:
 
     def flush(self) -> bool:
         """Send the rest of earlier messages without waiting. Returns whether nothing is left."""
-        with self._lock, contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
-            while self._unsent and self._socket.fileno() >= 0:
+        with self._lock, contextlib.suppress(OSError):  # full, or closed at either end
+            while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent, socket.MSG_DONTWAIT) :]
         return not self._unsent
 

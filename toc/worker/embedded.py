@@ -58,7 +58,7 @@ class _Life(Child):
 
     def __init__(self, center: TimeoutCenter, member: Member, threads: int, identity: str) -> None:
         self._center = apart(center)  # its leases are in its own name: one that leaves may still run handlers
-        self._center.catalog.refresh()
+        self._center.catalog.learn(center.catalog.known().values())  # the first database may be away
         ours, theirs = socket.socketpair()
         super().__init__(ControlPipe(ours), replace(member, pid=os.getpid()), 0)
         self._presence = Presence(self.worker_id)

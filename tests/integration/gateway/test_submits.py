@@ -404,7 +404,9 @@ def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(
     with monkeypatch.context() as away:
         away.setattr(system.center.store.episodes, "of", refuse)
         row = known(system.center.store.get(int(made)))
-        assert why(system.center, row, system.center.catalog.get("test.sync")) is None
+        shown = why(system.center, row, system.center.catalog.get("test.sync"))
+        assert shown is not None
+        assert shown["cause"] == "paused"
 
     def waiting(query: str = "") -> Any:
         return gateway.call("GET", f"/v1/late{query}", token="reads").body["waiting"]

@@ -152,8 +152,8 @@ class Health:
             error = exc
         if answered(0.0):
             return False
-        self.mark_away(error)
-        return True
+        self.note(error)
+        return self.away is not None
 
     def set_aside(self, tables: Iterable[int]) -> None:
         """Set aside those of these tables that are locked, damaged or missing, on a server that answers."""

@@ -144,6 +144,11 @@ class DatabaseServer(ABC):
         """Close the connections that nobody has used for a minute."""
         self._pool.close_unused()
 
+    @property
+    def has_idle(self) -> bool:
+        """Whether a connection is open that nobody uses."""
+        return self._pool.has_idle
+
     def begin(self, statements: Sequence[Statement]) -> PooledConnection | None:
         """Send read-only statements without waiting for the answers, which ``results`` reads.
 

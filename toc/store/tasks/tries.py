@@ -216,8 +216,9 @@ class TriesReader:
         self._shards.run_detached(do)
 
     def _open(self, lane: _Lane, ids: ByTable) -> Answers[TryRow]:
-        """Read over a new connection, of a server that lets itself be connected to within its time."""
-        lane.health.examine(lambda _seconds: False)
+        """Read over a connection that may have to be opened: of a server that opens one within its time."""
+        if not lane.server.has_idle:
+            lane.health.examine(lambda _seconds: False)
         return self._tries.read_grouped({lane.server: ids})
 
     def _read_again(self, lane: _Lane, ids: ByTable, exc: Trouble) -> Answers[TryRow]:

@@ -122,7 +122,7 @@ class HandlerCalls:
         for entry in batch:
             if entry.row.next_time > now:
                 early.append(entry)
-            elif entry.row.expires_at and has_expired(entry.row.expires_at, now):  # while it waited
+            elif has_expired(entry.row.expires_at, now) and entry.in_time(started):  # while it waited
                 expired.append(entry)
             elif self.tools.inflight.start(entry, started):  # else the keeper of leases gives it back
                 if now - entry.row.next_time > LATE_MS:
