@@ -387,7 +387,8 @@ def consume(dialect: str, name: str, history: History, ports: list[int]) -> None
             continue
         told = json.loads(job.body)
         order, topic = told["order"], told["topic"]
-        history.write("started", order, topic, asked=asked, by=name, dialect=told["dialect"])
+        told |= {"asked": asked, "repeated": client.wire.repeated, "by": name}
+        history.write("started", **told)
         time.sleep(WORK_SECONDS)
         first = (order, topic) not in seen
         seen.add((order, topic))
