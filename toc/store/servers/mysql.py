@@ -84,10 +84,6 @@ _EXPECTED = {
 }
 """What a connection must have. MySQL and MariaDB each know only one of two names."""
 _SHOW = f"SHOW SESSION VARIABLES WHERE Variable_name IN ({','.join(map(repr, [*_EXPECTED, 'log_bin']))})"
-_NONSENSE = (
-    ValueError, LookupError, NameError, TypeError, AttributeError, AssertionError, RuntimeError, struct.error,
-)  # fmt: skip
-"""Errors that a damaged greeting or first answer causes, besides the driver's own."""
 
 
 def connector(
@@ -170,10 +166,12 @@ def connector(
 
 @contextlib.contextmanager
 def _parsed(what: str) -> Iterator[None]:
-    """Raise the driver's error if this is damaged."""
+    """Raise the driver's error if this is damaged, whatever the driver makes of it."""
     try:
         yield
-    except _NONSENSE as exc:
+    except (MySQLError, OSError, StoreUnavailable):
+        raise
+    except Exception as exc:
         if isinstance(exc, RuntimeError) and "cryptography" in str(exc):
             raise NotInstalled("MySQL 8's log-in without TLS needs cryptography", "rsa") from exc
         what = f"its {what} cannot be parsed ({type(exc).__name__}: {exc})"
