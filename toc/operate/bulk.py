@@ -36,6 +36,7 @@ WHICH = (
     BIZ_ID, TEXT,
     Param("due_after", Value.PAST, "Due, or dead, from this time on."),
     Param("due_before", Value.PAST, "Due, or dead, before this time."),
+    ERROR,
 )  # fmt: skip
 HOW = (
     Param("rate", Value.NUMBER, f"At most N tasks per second. Default {DEFAULT_RATE}.", DEFAULT_RATE, least=1,
@@ -112,9 +113,8 @@ reschedule_all = _makes(
 redrive_all = _makes(
     BulkKind.REDRIVE,
     "Make all dead tasks of a topic that match pending again, due now. First repair the cause.",
-    ERROR,
 )
-purge_all = _makes(BulkKind.PURGE, "Delete all dead tasks of a topic that match, for good.", ERROR)
+purge_all = _makes(BulkKind.PURGE, "Delete all dead tasks of a topic that match, for good.")
 
 
 def _job_of(

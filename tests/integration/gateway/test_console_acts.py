@@ -28,6 +28,7 @@ from toc.console.console import Console
 from toc.console.pages.acts import ACTS, Act
 from toc.console.sessions import COOKIE, Session, Sessions
 from toc.console.shown import Column
+from toc.console.view import BY_NAME
 from toc.gateway.app import App
 from toc.gateway.crowd import Crowd, server
 from toc.gateway.service import Line, Service
@@ -156,6 +157,23 @@ def test_a_topic_is_paused_altered_and_resumed(shared: Gateway) -> None:
     follow(browser, press(browser, browser.get(f"/do/resume-topic?topic={TOPIC}"), rate="100"))
     resumed = known(store.topics.get(TOPIC))
     assert (resumed.paused, resumed.resume_rate) == (False, 100)
+
+
+@pytest.mark.parametrize(
+    "act", [act for act in ACTS if act.at in ("tasks", "dead")], ids=lambda act: act.name
+)
+def test_what_all_that_match_are_is_what_the_page_shows(shared: Gateway, act: Act) -> None:
+    filters = BY_NAME[f"GET /v1/{act.at}"].query.model_fields.keys() - {"status", "newest", "limit", "next"}
+    assert known(act.http.body).model_fields.keys() >= filters
+    browser = Browser(shared, "operate")
+    page = browser.get(f"/{act.at}?topic={TOPIC}&error=quota")
+    (link,) = [one for one in page.links() if f"/{act.name}?" in one]
+    more = {"delay": "4h"} if act.name == "reschedule-all" else {}
+    shown = press(browser, browser.get(link.removeprefix("/console")), **more)
+    assert f"0 tasks of {TOPIC} match" in shown.text
+    assert "Error\nquota" in shown.text
+    refused = browser.post(f"/do/{act.name}", {"topic": TOPIC, "eror": "quota", **more})
+    assert refused.status == 422, "what it does not know it does not leave out"
 
 
 def test_no_host_is_chosen_for_whoever_drains_one(shared: Gateway) -> None:

@@ -96,14 +96,18 @@ class Act:
         return [*found, *(one._replace(kind="area") if one.name in _AREAS else one for one in asked)]
 
     def read(self, form: Mapping[str, str]) -> tuple[dict[str, str], dict[str, Any]]:
-        """Return the path and the body that a form means. Raises InvalidInput."""
+        """Return the path and the body that a form means. Raises InvalidInput.
+
+        What the call does not know is in it, for the call to refuse: left out, more tasks might match.
+        """
         path = {name: form.get(name, "").strip() for name in self.in_path}
         for name, value in path.items():
             if not value:
                 raise InvalidInput("say which", name)
         model = (self.http.body or self.http.query).model_fields
-        sent = {name: value for name, value in form.items() if name in model and name not in self.hides}
-        body = {name: _meant(model[name].annotation, value) for name, value in sent.items() if value.strip()}
+        aside = {*self.hides, "sure", *(path.keys() - model.keys())}
+        sent = {name: value for name, value in form.items() if name not in aside and value.strip()}
+        body = {name: _meant(model[name].annotation, v) if name in model else v for name, v in sent.items()}
         return path, body
 
 
