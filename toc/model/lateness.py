@@ -244,7 +244,7 @@ class Episode(NamedTuple):
 
 
 E = TypeVar("E", Span, Episode)
-_NAMING = (Cause.DATABASE, Cause.REDIS, Cause.NO_OWNER, Cause.THREADS)
+_NAMING = (Cause.DATABASE, Cause.REDIS, Cause.NO_OWNER, Cause.THREADS, Cause.WORKER_KILLED)
 
 
 def without_servers(one: E) -> E:

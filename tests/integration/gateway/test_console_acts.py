@@ -329,12 +329,18 @@ def test_what_a_form_has_done_is_told_however_many_pages_wait(system: System) ->
 
 
 SERVER = "db1.internal:3306"
+OWN = {
+    *(Cause.STORED_LATE, Cause.PAUSED, Cause.CLOCK, Cause.HALTED, Cause.RESUME_RATE, Cause.CONCURRENCY),
+    *(Cause.EVENT_LOOP, Cause.BACKLOG, Cause.NO_CONSUMER, Cause.TTR, Cause.TARGET, Cause.BACKOFF),
+    *(Cause.MISFIT, Cause.UNKNOWN),
+}
+"""Causes whose evidence is of the task, its topic and clocks alone."""
 
 
 def test_who_sees_some_topics_is_told_of_no_server(shared: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
     center, now = shared.system.center, shared.system.center.clock.now_ms()
     job_id = int(shared.submit("test.sync", biz_id="late").body["job_id"])
-    causes = (Cause.DATABASE, Cause.REDIS, Cause.NO_OWNER)
+    causes = [cause for cause in Cause if cause not in OWN]
     for n, cause in enumerate(causes, 1):
         episode = Episode(n, "test.sync", cause, "w", now - 9000, now, now, 1, 9000, job_id, f"{SERVER} away")
         center.store.episodes.write(episode)
