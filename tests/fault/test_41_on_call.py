@@ -228,33 +228,39 @@ def test_up_and_down_the_ladder_nothing_is_lost_early_or_run_twice(
     ]  # fmt: skip
     refused = 0
 
-    def switch(to: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        return forks.run(["index", to], env={**system.env, **env}, directory=system.directory)
+    def run(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+        return forks.run(words, env={**system.env, **env}, directory=system.directory)
+
+    def refuses(env: dict[str, str], text: str) -> bool:
+        wrong = run(env, "worker", "--app", "harness.app:center")
+        assert wrong.returncode == ConfigError.exit_code, wrong.stderr
+        return text in wrong.stderr
 
     with ExitStack() as stack:
         stack.enter_context(Load(system.client, rate=40, ahead=(0.1, 4.0)))
         for number, (to, env) in enumerate(steps):
             if to:
-                done = switch(to, cluster if steps[number - 1][1] is cluster else {})
+                done = run(cluster if steps[number - 1][1] is cluster else {}, "index", to)
                 assert done.returncode == 0, done.stderr
-                wrong = forks.run(
-                    ["worker", "--app", "harness.app:center"],
-                    env={**system.env, **({} if to == "off" else alone)},
-                    directory=system.directory,
-                )
-                assert wrong.returncode == ConfigError.exit_code, wrong.stderr
-                refused += f"run `toc index {'on' if to == 'off' else 'off'}`" in wrong.stderr
-            daemon = system.start(f"host-{number}", processes=2, env=env)
+                against = f"run `toc index {'on' if to == 'off' else 'off'}`"
+                refused += refuses({} if to == "off" else alone, against)
+            host = f"host-{number}"
+            daemon = system.start(host, processes=2, env=env)
             if number == 1:
                 settings = system.settings.model_copy(update={"redis_url": None})
                 client = Client(stack.enter_context(TimeoutCenter(settings)), system.recorder)
                 stack.enter_context(Load(client, rate=20, ahead=(0.1, 4.0), first=2_000_000))
             time.sleep(STAY_SECONDS)
+            other, how = ({}, "with") if env is cluster else ({**env, **cluster}, "without")
+            while f"alive {how} ZooKeeper" not in run(other, "doctor").stdout:
+                time.sleep(0.1)  # it does not lead yet
+            refused += refuses(other, f"gateways on {host} are alive {how} ZooKeeper")
             if number < len(steps) - 1:
-                against = switch("on" if env is alone else "off", env if env is cluster else {})
-                assert f"alive on host-{number}: stop them" in against.stderr
+                for its in (env, other) if env is cluster else ({}, cluster):
+                    against = run(its, "index", "on" if env is alone else "off").stderr
+                    assert f"alive on {host}: stop them" in against
                 with system.recorder.fault("other", note="no worker is there"):
                     daemon.terminate()
                     daemon.await_end()
-    line.prove(refused == 5, f"{len(steps) - 1} steps, {refused} daemons of the wrong rung refused")
+    line.prove(refused == 12, f"{len(steps) - 1} steps, {refused} daemons of the wrong rung refused")
     line.judge(system, within=10, but="X")  # an index that is off does not follow

@@ -96,7 +96,8 @@ def _can_switch(doing: Doing, *, on: bool) -> None:
         if center.settings.redis_url is None:
             raise ConfigError("TOC_REDIS_URL is not set: set it, here and for every process, before")
         require_fit(center.queues)
-    if hosts := sorted({row.member.host for row in living_workers(center)}):
+    others = center.store.other_rung(center.settings.zookeeper)
+    if hosts := sorted({row.member.host for row in living_workers(center)} | others.keys()):
         raise ConfigError(
             f"workers or gateways are alive on {', '.join(hosts)}: stop them, then run this again, then "
             "start them with the other settings"

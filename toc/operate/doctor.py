@@ -92,6 +92,7 @@ def examine(
         lines += _lines("redis", preflight.broken(center.queues, slots))
     progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
     lines += _cluster(center, topics, lines)
+    lines += _answered(_other_rung(center))
     lines += doctor_tasks.topic_lines(topics, peeks, Spread(settings.databases, len(settings.database_urls)))
     lines += _answered(doctor_tasks.damaged_lines(store))
     lines += _answered(doctor_tasks.target_lines(center, topics))
@@ -199,6 +200,12 @@ def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
     if all("-embedded-" in row.member.worker_id for row in workers):
         yield from _answered(doctor_tasks.suspect_lines(center, topics))
     yield from _workers(workers, moving, topics)
+
+
+def _other_rung(center: TimeoutCenter) -> Iterator[Line]:
+    """Name the hosts whose members this command does not see: they take the slots of all others, too."""
+    for host, what in center.store.other_rung(center.settings.zookeeper).items():
+        yield Line(Level.REFUSE, "workers", host, what, "give everything the same TOC_ZOOKEEPER")
 
 
 def _silent(center: TimeoutCenter, hosts: Collection[str]) -> dict[str, int]:

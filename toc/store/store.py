@@ -95,6 +95,14 @@ class Store(Batches):
         for server in self._shards.servers:
             server.close_unused()
 
+    def other_rung(self, zookeeper: str | None) -> dict[str, str]:
+        """Return what is wrong, by host, with living members that share no work with those of this
+        TOC_ZOOKEEPER."""
+        if zookeeper is None:
+            return dict.fromkeys(self.identity.led_by(), "alive with ZooKeeper, and TOC_ZOOKEEPER is not set")
+        hosts = [row.host for row in self.members.list() if row.alive]
+        return dict.fromkeys(hosts, "alive without ZooKeeper, and TOC_ZOOKEEPER is set")
+
     def check(self) -> None:
         """Raise SchemaBehind, naming the shards, unless every shard has the schema that this code needs."""
         check.require(self._shards)

@@ -114,6 +114,8 @@ def check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
             f"TOC_REDIS_URL is set, and the tasks on {center.store.identity.place} are not indexed: "
             "unset it, or run `toc index on`"
         )
+    for host, what in center.store.other_rung(center.settings.zookeeper).items():
+        raise ConfigError(f"workers or gateways on {host} are {what}: correct that, or stop those first")
     if handlers:
         check_topics(center)
         check_drift(center)

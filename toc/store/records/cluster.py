@@ -58,7 +58,8 @@ class IdentityTable(RecordTable):
     It distinguishes two clusters that use one Redis and one namespace by mistake. A copy of the databases has
     the identity of its original. The same row holds the secret that seals the leases of consumers, and says
     whether there is an index, so that no process's settings alone decide that (``indexed``: what it says if
-    it is written here); and how far ahead that reaches at most. Raises StoreUnavailable or SchemaBehind.
+    it is written here); how far ahead that reaches at most; and who leads by ZooKeeper, for those who do not
+    look there. Raises StoreUnavailable or SchemaBehind.
     """
 
     in_schema = IDENTITY_TABLE
@@ -106,6 +107,15 @@ class IdentityTable(RecordTable):
         now, looked = self._clock.now_ms(), self._column.horizon_looked
         lately = looked.between(now - every_ms + 1, now + every_ms)
         return self._change(self._column.number == 1, ~lately, horizon_looked=now) == 1
+
+    def lead(self, host: str, ms: int) -> None:
+        """Say that this host leads by ZooKeeper, for so long (ms) unless it is said again."""
+        self._change(self._column.number == 1, led_by=host, led_until=self._from_now(ms))
+
+    def led_by(self) -> list[str]:
+        """Return the host that leads by ZooKeeper, by the server's clock, if there is one."""
+        led = select(self._column.led_by).where(self._column.led_until > self._from_now(0))
+        return [str(host) for (host,) in self._rows(led)]
 
     def _read(self) -> tuple[str, str, bool]:
         """Return identity, secret and whether there is an index; make them if this is the first program that
