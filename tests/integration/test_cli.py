@@ -29,6 +29,7 @@ from toc.model.bulk import BulkState
 from toc.model.errors import SchemaBehind, TopicDrift, TopicExists
 from toc.model.topic import Declaration
 from toc.model.verdict import Failure
+from toc.operate import bulk_jobs
 from toc.operate.admin import migrator
 from toc.operate.operation import Record
 from toc.operate.topics import sync_topics
@@ -220,6 +221,8 @@ def test_a_dry_run_of_one_task_counts_it_only_if_it_is_pending(
         assert toc.json(*command, job_id, "--dry-run") == {f"would_{command[0]}": count}
     for wanted in (["--all"], ["--biz-id", 1]):
         assert toc.json(*command, "--topic", topic, *wanted, "--dry-run") == {f"would_{command[0]}": 1}
+    past = ["--all", "--action-time", "2020-01-01T00:00:00Z", "--dry-run"]
+    assert "not after now" in toc.refused("reschedule", "--topic", topic, *past), "as without --dry-run"
 
 
 # --- slots and dead tasks -----------------------------------------------------------------------------------
@@ -299,6 +302,22 @@ def test_dead_tasks_are_listed_and_redriven_by_filters_and_a_line_says_who_did_i
     assert toc("dead", "redrive", here[0]).code == 1, "it is not dead"
 
 
+def test_tasks_that_fail_show_in_the_exit_code(
+    toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kill_tasks(center, topic, 2)
+
+    def fail(*_: object, **__: object) -> Record:
+        raise KeyError("a bug")
+
+    for name in ("redrive", "purge_dead"):
+        monkeypatch.setattr(bulk_jobs, name, fail)
+    for command, done in (("redrive", "redriven"), ("purge", "purged")):
+        told = toc.json("dead", command, "--topic", topic, "--all", *["--yes"][: command == "purge"], code=1)
+        assert told == {done: 0, "failed": 2}
+        assert "2 failed" in toc.err
+
+
 def test_dead_tasks_whose_redis_is_out_of_reach_are_not_purged(
     toc: Toc, center: TimeoutCenter, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,10 +328,13 @@ def test_dead_tasks_whose_redis_is_out_of_reach_are_not_purged(
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
-def test_an_ended_command_leaves_a_stopped_bulk_job(center: TimeoutCenter, topic: str, number: int) -> None:
+def test_an_ended_command_leaves_a_stopped_bulk_job(
+    toc: Toc, center: TimeoutCenter, topic: str, number: int, tmp_path: Path
+) -> None:
     center.submit_many([NewTask(topic, n, delay=3600) for n in range(300)])
     words = ["cancel", "--all", "--topic", topic, "--rate", "5", "--yes"]
-    command = forks.start(words, env=os.environ, session=True, streams={})
+    said = tmp_path / "said"
+    command = forks.start(words, env=os.environ, session=True, streams={"stderr": str(said)})
 
     def begun() -> bool:
         return any(job.done for job in center.store.bulk.list(1)) or command.poll() is not None
@@ -322,6 +344,11 @@ def test_an_ended_command_leaves_a_stopped_bulk_job(center: TimeoutCenter, topic
     assert command.wait(60) == 130
     (job,) = center.store.bulk.list(1)
     assert (job.state, 0 < job.done < 300) == (BulkState.STOPPED, True)
+    assert f"bulk job {job.name}: {job.done} of 300 tasks are done; " in said.read_text()
+    assert f"toc bulk resume {job.name}" in said.read_text()
+    assert toc.json("audit", "--action", "tasks.cancel")[0]["outcome"] == "interrupted"
+    assert toc.json("bulk", "resume", job.name)["state"] == "waiting"
+    assert "without a gateway it waits" in toc.err
 
 
 # --- the index --------------------------------------------------------------------------------------------

@@ -96,15 +96,23 @@ def _outcomes(done: str) -> Show:
 
 
 def _changed(record: Record, *, as_json: bool) -> None:
-    """Exit with 1 if some of the given ids were left alone, with 4 if they are out of reach."""
-    unknown = record.pop("unknown", 0)
+    """Exit with 1 if some of the tasks failed or were left alone, with 4 if they are out of reach."""
+    unknown, failed = record.pop("unknown", 0), record.get("failed")
     show_one(record, as_json=as_json)
     if record.get("left"):
         say(f"{record['left']} were left: a server or table is out of reach; do it again")
         raise typer.Exit(4)
+    if failed:
+        say(f"{failed} failed: `toc bulk list` has the job and an error")
     if unknown:
         say(f"{unknown} of them are unknown or not dead, and were left unchanged")
+    if failed or unknown:
         raise typer.Exit(1)
+
+
+def _resumed(record: Record, *, as_json: bool) -> None:
+    show_one(record, as_json=as_json)
+    say("a gateway goes on with it; without a gateway it waits")
 
 
 def _late(record: Record, *, as_json: bool) -> None:
@@ -270,7 +278,7 @@ GROUPS = {
             "jobs", "no bulk jobs", "name kind topic state done tasks counts by error created",
         )),
         made(bulk.outcomes, _rows("tasks", "no such tasks here", more=_MORE)),
-        bulk.show, bulk.stop, bulk.resume,
+        bulk.show, bulk.stop, made(bulk.resume, _resumed),
     ),
     "index": _group(
         "Whether there is an index in Redis, or the database alone.",

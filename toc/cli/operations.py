@@ -66,9 +66,14 @@ def act(operation: Operation, center: TimeoutCenter, *, yes: bool = True, **give
     """
     doing = Doing(center, values.who(), operation.right, confirm=partial(confirm, yes=yes))
     if operation.place is Place.LONG:
-        with progress_line("") as tell, _interruptible():
-            doing.progress = partial(tell, None)
-            record = operation.perform(doing, given)
+        try:
+            with progress_line("") as tell, _interruptible():
+                doing.progress = partial(tell, None)
+                record = operation.perform(doing, given)
+        except BaseException as exc:
+            for note in getattr(exc, "__notes__", ()):
+                say(note)
+            raise
     else:
         record = operation.perform(doing, given)
     time.sleep(operation.settles)  # what is said then must be true

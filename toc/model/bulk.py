@@ -93,8 +93,7 @@ class BulkJob:
     """How many have which."""
     error: str = ""
     """Why it waits or has stopped."""
-    lease_until: int | None = None
-    """Until then a gateway works on it, by the clock of the server."""
+    held: bool = False
+    """Whether a process works on it."""
     created: int = 0
-    modified: int = 0
     ended: int | None = None

@@ -55,12 +55,7 @@ _LOOK, _CHANGE = Right.FIND_TASKS, Right.CANCEL
 """To look at jobs; to stop and resume them, for which one needs the right of the job's kind, too."""
 
 
-_DONE = {
-    BulkKind.CANCEL: BulkOutcome.CANCELLED.value,
-    BulkKind.RESCHEDULE: BulkOutcome.RESCHEDULED.value,
-    BulkKind.REDRIVE: BulkOutcome.REDRIVEN.value,
-    BulkKind.PURGE: BulkOutcome.PURGED.value,
-}
+_DONE = dict(zip(BulkKind, ("cancelled", "rescheduled", "redriven", "purged"), strict=True))
 """The outcome of what was simply done."""
 
 
@@ -90,8 +85,8 @@ def _makes(kind: BulkKind, about: str, *more: Param) -> Operation:
         wanted = selection(doing, kind.status, topic, **values)
         if dry_run:
             return {"would_change": doing.center.store.selections.count(wanted)}
-        name = _job_of(doing, kind, topic or EVERYTHING, wanted, values, when, rate, seen=tasks or 0)
-        return _shown(doing, doing.center.store.bulk.get(name))
+        job = _job_of(doing, kind, topic or EVERYTHING, wanted, values, when, rate, seen=tasks or 0)
+        return _shown(doing.center.store.bulk.get(job.name))
 
     make.__doc__, make.__name__ = about, str(kind)
     dead = "dead " if kind.status == "dead" else ""
@@ -120,13 +115,13 @@ purge_all = _makes(BulkKind.PURGE, "Delete all dead tasks of a topic that match,
 def _job_of(
     doing: Doing, kind: BulkKind, topic: str, wanted: Selection, which: Record, when: Record, rate: float, *,
     seen: int,
-) -> str:  # fmt: skip
-    """Make a job of what is wanted, and return its name."""
+) -> BulkJob:  # fmt: skip
+    """Make a job of what is wanted."""
     from toc.operate import bulk_jobs
 
     details = {"selected": _texts(which)} | {k: v for k, v in _texts(when).items() if v is not None}
     job = BulkJob(secrets.token_hex(6), kind, topic, details, doing.by, rate, 0)
-    return bulk_jobs.make_job(doing.center, job, wanted, seen=seen).name
+    return bulk_jobs.make_job(doing.center, job, wanted, seen=seen)
 
 
 def count_or_do(
@@ -149,8 +144,8 @@ def count_or_do(
     topic = which.get("topic", EVERYTHING)
     if ask:
         doing.confirm(f"{kind} {tasks} {kind.status} tasks" + (f" of {topic}" if "topic" in which else ""))
-    name = _job_of(doing, kind, topic, wanted, which, when or {}, rate or MAX_RATE, seen=tasks)
-    return {**counts, **work_off(doing.center, name, doing.progress)}
+    job = _job_of(doing, kind, topic, wanted, which, when or {}, rate or MAX_RATE, seen=tasks)
+    return {**counts, **work_off(doing.center, job, doing.progress)}
 
 
 def _check_deadline(doing: Doing, topic: str | None, values: Record) -> None:
@@ -180,7 +175,7 @@ def list_jobs(doing: Doing, limit: int) -> Record:
     from toc.operate.bulk_jobs import MOST_SEEN
 
     jobs = [job for job in doing.center.store.bulk.list(MOST_SEEN) if doing.sees(job.topic)]
-    return {"jobs": [_shown(doing, job) for job in jobs[:limit]]}
+    return {"jobs": [_shown(job) for job in jobs[:limit]]}
 
 
 @operation("bulk.show", "GET /v1/bulk/{name}", _LOOK, "Show a bulk job", JOB)
@@ -190,7 +185,7 @@ def show(doing: Doing, name: str) -> Record:
     Its `state` is waiting (for a gateway), running, stopping, stopped or done; `error` is why it waits, or
     the last error about a task. The outcome `may_have_started` means that a try may be running or have run.
     """
-    return _shown(doing, _job(doing, name))
+    return _shown(_job(doing, name))
 
 
 @operation("bulk.tasks", "GET /v1/bulk/{name}/tasks", _LOOK, "Show the outcome of each task of a bulk job",
@@ -227,7 +222,9 @@ def _may_change(doing: Doing, name: str) -> None:
            check=_may_change)  # fmt: skip
 def stop(doing: Doing, name: str) -> Record:
     """Stop a bulk job after its present step. What is done stays done."""
-    return _move(doing, name, BulkState.RUNNING, BulkState.STOPPED)
+    from toc.operate.bulk_jobs import stop_job
+
+    return _changed(doing, stop_job(doing.center, name))
 
 
 @operation("bulk.resume", "POST /v1/bulk/{name}:resume", _CHANGE, "Resume a bulk job", JOB,
@@ -237,14 +234,13 @@ def resume(doing: Doing, name: str) -> Record:
     from toc.operate.bulk_jobs import check_room
 
     check_room(doing.center, _job(doing, name).by)
-    return _move(doing, name, BulkState.STOPPED, BulkState.RUNNING)
+    doing.center.store.bulk.move(name, BulkState.STOPPED, BulkState.RUNNING)
+    return _changed(doing, doing.center.store.bulk.get(name))
 
 
-def _move(doing: Doing, name: str, before: BulkState, after: BulkState) -> Record:
-    doing.center.store.bulk.move(name, before, after)
-    job = doing.center.store.bulk.get(name)
+def _changed(doing: Doing, job: BulkJob) -> Record:
     doing.result["done"] = job.done
-    return _shown(doing, job)
+    return _shown(job)
 
 
 def _job(doing: Doing, name: str) -> BulkJob:
@@ -254,10 +250,10 @@ def _job(doing: Doing, name: str) -> BulkJob:
     return job
 
 
-def _shown(doing: Doing, job: BulkJob) -> Record:
+def _shown(job: BulkJob) -> Record:
     from toc.operate.bulk_jobs import job_record
 
-    return job_record(job, doing.center.clock.now_ms())
+    return job_record(job)
 
 
 # --- pending tasks at the command line: one, those of a biz_id on a topic, or all of it
@@ -344,7 +340,7 @@ def reschedule(
         moved = outcome in (RescheduleOutcome.RESCHEDULED, RescheduleOutcome.MAY_HAVE_STARTED)
         due_at = instant(to_ms(at)) if moved else None
         return {"job_id": str(job_id), "outcome": outcome.value, "action_time": due_at}
-    if action_time is not None and action_time <= now and not dry_run:
+    if action_time is not None and action_time <= now:
         raise NotInFuture(f"{action_time.isoformat()} is not after now; give a later time")
     when = {"delay": delay, "action_time": action_time, "expires_at": expires_at}
     ask = "biz_id" not in chosen

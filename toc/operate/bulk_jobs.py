@@ -27,6 +27,7 @@ from toc.operate import audit
 from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.bulk import LEASE_MS
+from toc.store.servers.server import Locked, Refused
 from toc.store.store import Store
 from toc.store.tasks.select import Selection
 
@@ -47,6 +48,14 @@ MOST_RUNNING = 20
 of others."""
 MOST_SEEN = 1000
 """How many of the latest jobs a list looks at."""
+_WAITS: dict[type[Exception], str] = {
+    Locked: "another transaction has locked a row",
+    Refused: "a database server refuses it; its log says why",
+    errors.SchemaBehind: "a table is missing, or older: toc db check",
+    errors.StoreUnavailable: "a database server is out of reach",
+    errors.Unavailable: "a server or table does not answer",
+}
+"""What a job waits for, the first that fits. It names no server: whoever may see the job may know of none."""
 GROWTH, LEAST_GROWTH = 0.1, 10
 """By which share, or how many, tasks may have become more since whoever confirms has seen their number."""
 
@@ -125,9 +134,23 @@ def make_job(center: TimeoutCenter, job: BulkJob, wanted: Selection, *, seen: in
     _check_number(len(job_ids), seen)
     made = replace(job, tasks=len(job_ids))
     told = {"bulk": job.name, "tasks": made.tasks, "rate": job.rate, **job.details}
-    _change(store, job).intend(**told)
-    store.bulk.add(made, job_ids)
+    change = _change(store, job)
+    change.intend(**told)
+    try:
+        store.bulk.add(made, job_ids)
+    except BaseException as exc:
+        change.conclude({"outcome": audit.FAILED, "error": redact(str(exc))[: audit.MAX_ERROR]}, {})
+        raise
     return made
+
+
+def stop_job(center: TimeoutCenter, name: str) -> BulkJob:
+    """Stop a job if it runs, and return it. Raises UnknownBulk."""
+    stopped = center.store.bulk.move(name, BulkState.RUNNING, BulkState.STOPPED)
+    job = center.store.bulk.get(name)
+    if stopped and not job.held:  # else who works on it says how far it came
+        _conclude(center.store, job, audit.INTERRUPTED, job.done, job.counts or {})
+    return job
 
 
 def check_room(center: TimeoutCenter, by: str) -> None:
@@ -152,13 +175,17 @@ def _change(store: Store, job: BulkJob) -> audit.Change:
     return audit.Change(store, job.name, job.by, f"tasks.{job.kind}", job.topic)
 
 
-def job_record(job: BulkJob, now_ms: int) -> dict[str, Any]:
+def _conclude(store: Store, job: BulkJob, outcome: str, done: int, counts: Mapping[str, int]) -> None:
+    """Write into the audit what came of a job so far; if it goes on, it is written again."""
+    _change(store, job).conclude({"outcome": outcome}, {"bulk": job.name, "tasks": done, **counts})
+
+
+def job_record(job: BulkJob) -> dict[str, Any]:
     """Return how a job is shown."""
-    held = job.lease_until is not None and job.lease_until > now_ms
     state: str = job.state
-    if job.state is BulkState.RUNNING and not held:
+    if job.state is BulkState.RUNNING and not job.held:
         state = "waiting"
-    elif job.state is BulkState.STOPPED and held:
+    elif job.state is BulkState.STOPPED and job.held:
         state = "stopping"
     shown = ("name", "kind", "topic", "by", "tasks", "done", "error", "rate")
     return {
@@ -193,7 +220,7 @@ def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> 
 
 def _redrive(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> Mapping[int, str]:
     if redrive(center, job_ids)["left"]:
-        raise errors.StoreUnavailable("some tables do not answer")
+        raise errors.Unavailable("some tables do not answer")
     return dict.fromkeys(center.store.read(job_ids), BulkOutcome.REDRIVEN)
 
 
@@ -290,9 +317,8 @@ class BulkRunner:
             found = self._do(held, chunk)
         except (errors.Unavailable, errors.SchemaBehind) as exc:
             held.next_at = self._clock.monotonic() + RETRY_SECONDS
-            # It names no server: whoever may see the job may know of none.
-            what = "a database server" if isinstance(exc, errors.StoreUnavailable) else "a server"
-            self._save(held, error=f"it waits: {what} is out of reach")
+            what = next(text for kind, text in _WAITS.items() if isinstance(exc, kind))
+            self._save(held, error=f"it waits: {what}")
             return
         outcomes = [BulkOutcome(found.get(job_id, BulkOutcome.UNKNOWN)) for job_id in chunk]
         failpoint("bulk.step-done")
@@ -302,8 +328,7 @@ class BulkRunner:
         if ended:
             if done < job.tasks:  # a part is missing, or shorter than it was
                 held.failed = f"{job.tasks - done} of its tasks are not known any more"
-            record = {"bulk": job.name, "tasks": done, **counts}
-            _change(self._center.store, job).conclude({"outcome": audit.DONE}, record)
+            _conclude(self._center.store, job, audit.DONE, done, counts)
         held.done, held.counts = done, counts
         held.next_at = now + len(chunk) / job.rate
         self._save(held, error=held.failed, part=(number, written), state=ended)
@@ -343,28 +368,41 @@ class BulkRunner:
             self._held.pop(name, None)
             if found is BulkState.STOPPED:
                 self._table.let_go(name, self._owner)
+                _conclude(self._center.store, held.job, audit.INTERRUPTED, held.done, held.counts)
 
 
-def work_off(center: TimeoutCenter, name: str, progress: Callable[[str], None]) -> Mapping[str, int]:
+def work_off(center: TimeoutCenter, job: BulkJob, progress: Callable[[str], None]) -> Mapping[str, int]:
     """Work on a job, beside gateways, until it has ended. Returns how many of its tasks had which outcome.
 
-    An exception from outside, such as Ctrl-C, stops the job. Raises TocError if somebody has stopped it.
+    An exception from outside, such as Ctrl-C, stops the job; a note of it says how far the job came. Raises
+    TocError if somebody has stopped it.
     """
-    table, runner = center.store.bulk, BulkRunner(center, name)
+    runner = BulkRunner(center, job.name)
     try:
-        while (job := table.get(name)).state is BulkState.RUNNING:
-            progress(f"bulk job {name}: {job.done} of {job.tasks}" + (f"; {job.error}" if job.error else ""))
+        while job.state is BulkState.RUNNING:
+            progress(f"{_done(job)}{job.error and '; '}{job.error}")
             time.sleep(runner.run_once())
-    except BaseException:
-        with suppress(TocError):
-            table.move(name, BulkState.RUNNING, BulkState.STOPPED)
-        raise
-    finally:
+            try:
+                job = center.store.bulk.get(job.name)
+            except errors.Unavailable:
+                job = replace(job, error="it waits: the first database is out of reach")
+    except BaseException as exc:
         runner.close()
+        with suppress(TocError):
+            job = stop_job(center, job.name)
+        stopped = f"toc bulk resume {job.name} lets a gateway go on"
+        if job.state is BulkState.RUNNING:
+            stopped = f"a gateway may go on, as it could not be stopped: toc bulk stop {job.name}"
+        exc.add_note(f"{_done(job)}; {stopped}")
+        raise
+    runner.close()
     if job.state is BulkState.STOPPED:
-        why = f": {job.error}" if job.error else ""
-        raise TocError(f"bulk job {name} was stopped after {job.done} of {job.tasks} tasks{why}")
+        raise TocError(f"{_done(job)}; it was stopped{job.error and ': '}{job.error}")
     return job.counts or {}
+
+
+def _done(job: BulkJob) -> str:
+    return f"bulk job {job.name}: {job.done} of {job.tasks} tasks are done"
 
 
 def _failure(job: BulkJob, error: Exception) -> str:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -21,15 +22,16 @@ from toc.model.access import Role, Token
 from toc.model.bulk import KEPT_MS
 from toc.model.clock import Clock
 from toc.model.documents import parse_instant as instant_of
-from toc.model.errors import Busy, InvalidInput, StoreUnavailable
+from toc.model.errors import Busy, IndexUnavailable, InvalidInput, SchemaBehind, StoreUnavailable
 from toc.model.sharding import BizId
 from toc.model.verdict import Failure
 from toc.operate import bulk
-from toc.operate.bulk_jobs import MOST_RUNNING, STEP, BulkRunner
+from toc.operate.audit import audit
+from toc.operate.bulk_jobs import MOST_RUNNING, STEP, BulkRunner, work_off
 from toc.operate.operation import Doing, Operation, Record
 from toc.sdk.changes import Changes
 from toc.store.records.bulk import LEASE_MS, BulkTable
-from toc.store.servers.server import Statement
+from toc.store.servers.server import Locked, Refused, Statement
 
 TOPIC, OTHER = "test.sync", "test.doomed"
 
@@ -223,7 +225,9 @@ def test_nothing_is_done_that_was_not_confirmed(system: System) -> None:
     assert act(center, bulk.cancel_all, topic=TOPIC, confirm=TOPIC, tasks=91)["tasks"] == 100, "a few more"
 
 
-def test_a_job_keeps_to_its_rate_and_can_be_stopped_and_resumed(system: System) -> None:
+def test_a_job_keeps_to_its_rate_and_can_be_stopped_and_resumed(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
     submitted(system.center, 60)
     clock = Stopped()
     with TimeoutCenter(system.settings, clock=clock) as center:
@@ -241,7 +245,9 @@ def test_a_job_keeps_to_its_rate_and_can_be_stopped_and_resumed(system: System) 
                 clock.passed += 0.1
                 runner.run_once()
             assert seconds * 10 <= done() <= seconds * 10 + 2
-        assert act(center, bulk.show, name=name)["state"] == "running"
+        with monkeypatch.context() as ahead:
+            ahead.setattr(Clock, "now_ms", lambda _clock: round(time.time() * 1000) + 4 * LEASE_MS)
+            assert act(center, bulk.show, name=name)["state"] == "running", "a lease is its server's"
         assert act(center, bulk.stop, name=name)["state"] == "stopping"
         before = done()
         clock.passed += 60
@@ -255,6 +261,82 @@ def test_a_job_keeps_to_its_rate_and_can_be_stopped_and_resumed(system: System) 
             clock.passed += 1
             runner.run_once()
         assert act(center, bulk.show, name=name)["counts"] == {"cancelled": 60}
+
+
+def test_the_audit_says_how_far_a_job_came_that_has_not_ended(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center = system.center
+    submitted(center, 3 * STEP)
+    name = make(center, bulk.cancel_all, rate=1000)
+    runner = BulkRunner(center)
+
+    def told() -> tuple[str, int]:
+        runner.run_once()
+        latest = act(center, audit, action="tasks.cancel")["actions"][0]
+        return latest["outcome"], latest["result"].get("cancelled", 0)
+
+    assert told() == ("unknown", 0)
+    act(center, bulk.stop, name=name)
+    assert until(lambda: told() == ("interrupted", act(center, bulk.show, name=name)["done"]))
+    act(center, bulk.resume, name=name)
+    assert until(lambda: told() == ("done", 3 * STEP))
+
+    submitted(center, 7)
+    act(center, bulk.stop, name=make(center, bulk.cancel_all))
+    assert told() == ("interrupted", 0), "nobody had begun"
+    monkeypatch.setattr(BulkTable, "add", lambda *_: refuse(StoreUnavailable("it is full")))
+    with pytest.raises(StoreUnavailable):
+        make(center, bulk.cancel_all)
+    assert told() == ("failed", 0)
+
+
+def refuse(error: BaseException) -> Any:
+    raise error
+
+
+def test_a_command_outlasts_an_outage_of_the_first_database(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center = system.center
+    submitted(center, 2 * STEP)
+    shown: list[str] = []
+    job = center.store.bulk.get(make(center, bulk.cancel_all, rate=10_000))
+
+    def get(table: BulkTable, name: str, real: Any = BulkTable.get) -> Any:
+        return refuse(StoreUnavailable("db1 is away")) if len(shown) < 3 else real(table, name)
+
+    monkeypatch.setattr(BulkTable, "get", get)
+    assert work_off(center, job, shown.append) == {"cancelled": 2 * STEP}
+    assert "it waits: the first database is out of reach" in shown[1]
+
+    submitted(center, STEP)
+    job = center.store.bulk.get(make(center, bulk.cancel_all))
+    monkeypatch.setattr(BulkTable, "move", lambda *_: refuse(StoreUnavailable("db1 is away")))
+    with pytest.raises(KeyboardInterrupt) as ended:
+        work_off(center, job, lambda _: refuse(KeyboardInterrupt()))
+    assert f"0 of {STEP} tasks are done" in ended.value.__notes__[0]
+    assert f"could not be stopped: toc bulk stop {job.name}" in ended.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Locked("db1: it is locked"), "another transaction has locked a row"),
+        (Refused("db1: it is full"), "a database server refuses it; its log says why"),
+        (SchemaBehind("db1: no such table"), "a table is missing, or older: toc db check"),
+        (StoreUnavailable("db1 is away"), "a database server is out of reach"),
+        (IndexUnavailable("redis1 is away"), "a server or table does not answer"),
+    ],
+)
+def test_a_job_says_what_it_waits_for_and_names_no_server(
+    system: System, monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    submitted(system.center, 1)
+    name = make(system.center, bulk.cancel_all)
+    monkeypatch.setattr(Changes, "cancel", lambda *_: refuse(error))
+    BulkRunner(system.center).run_once()
+    assert act(system.center, bulk.show, name=name)["error"] == f"it waits: {told}"
 
 
 def test_another_process_goes_on_and_one_that_was_late_changes_nothing(system: System) -> None:

@@ -122,7 +122,7 @@ class AuditTable(RecordTable):
             column.audit_id > min(row[0] for row in begun),
             column.action_id.in_([row[1] for row in begun]),
         )
-        ends = {row[0]: row[1:] for row in self._rows(ended)}
+        ends = {row[0]: row[1:] for row in self._rows(ended.order_by(column.audit_id))}  # the last one holds
         return [AuditRow(*row, *ends.get(row[1], (None, None))) for row in begun]
 
     def purge(self, keep: int) -> bool:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, delete, exists, insert, or_, select, update
+from sqlalchemy import Select, and_, delete, exists, insert, or_, select, update
 
 from toc.model.bulk import PART, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.clock import Clock
@@ -78,11 +78,11 @@ class BulkTable(RecordTable):
     def list(self, limit: int) -> list[BulkJob]:
         """Return the latest jobs, the newest first."""
         newest = self._column.gmt_create.desc(), self._column.name
-        return list(self._jobs(self._rows(select(self._table).order_by(*newest).limit(limit))))
+        return list(self._jobs(self._select().order_by(*newest).limit(limit)))
 
     def get(self, name: str) -> BulkJob:
         """Return one. Raises UnknownBulk."""
-        for job in self._jobs(self._rows(select(self._table).where(self._column.name == name))):
+        for job in self._jobs(self._select().where(self._column.name == name)):
             if job.name == name:  # MySQL takes one with a trailing space for the same
                 return job
         raise UnknownBulk(f"there is no such bulk job: {shown(name)}")
@@ -162,16 +162,18 @@ class BulkTable(RecordTable):
             self._write(delete(self._parts).where(parts.name == name))
         return len(names) == PURGED_TOGETHER
 
-    def _jobs(self, rows: Sequence[Any]) -> Iterator[BulkJob]:
-        for values in rows:
+    def _select(self) -> Select[Any]:
+        return select(self._table, self._column.lease_until > self._from_now(0))
+
+    def _jobs(self, wanted: Select[Any]) -> Iterator[BulkJob]:
+        for *values, held in self._rows(wanted):
             row = dict(zip(self._column.keys(), values, strict=True))
             try:
                 counts = {BulkOutcome(k).value: int(n) for k, n in parse_object(row["counts"]).items()}
                 yield BulkJob(
                     row["name"], BulkKind(row["kind"]), row["topic"], parse_object(row["details"]),
                     row["created_by"], float(row["rate"]), int(row["tasks"]), BulkState(row["state"]),
-                    int(row["done"]), counts, row["error"], row["lease_until"],
-                    row["gmt_create"], row["gmt_modified"], row["ended"],
+                    int(row["done"]), counts, row["error"], bool(held), row["gmt_create"], row["ended"],
                 )  # fmt: skip
             except (ValueError, TypeError) as exc:  # of a later version, or edited by hand
                 log.warning("bulk_not_understood", name=row["name"], error=str(exc))
