@@ -14,12 +14,10 @@ the alarm ``orphan_dropped``. If that fails, the next reader removes it.
 """
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import fmod
 from operator import attrgetter
 from typing import Any
-
-from typing_extensions import override
 
 from toc.index import messages
 from toc.index.calls import BySlot, Call, Calls, IndexBroken, IndexFull, Scored, Script, command, understood
@@ -27,7 +25,7 @@ from toc.index.keys import SlotKeys, hash_slot_of, owner_key, permits_key
 from toc.index.nodes import RedisNodes, Timeouts
 from toc.index.url import parse
 from toc.index.wake import WakeListener
-from toc.model.errors import IndexUnavailable, TocError
+from toc.model.errors import IndexUnavailable
 from toc.model.scores import CLAIMS
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
@@ -403,48 +401,19 @@ def _flags(parts: list[list[int]]) -> list[bool]:
     return [flag == 1 for part in parts for flag in part]
 
 
-WHY = "this cluster has no index: it runs on its database alone"
-NEVER_TAKEN = messages.CancelReply(prepared=False, redis_now_ms=0)
-"""Only the row, which was read before, tells whether a try has begun."""
-
-
 class NoIndex(Queues):
     """The index of a cluster without one: the rows alone say what is due. Connects to nothing.
 
     What would change an index does nothing; what would look at one answers that there is none.
-
-    ``indexed`` tells whether there is an index by now: operators may have switched it on while this process
-    goes on. The rows do not tell of each try any more then.
     """
 
     present = False
 
-    def __init__(self, indexed: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self) -> None:
         super().__init__("redis://none")
-        self.refuse(WHY)
-        self._indexed = indexed
+        self.refuse("TOC_REDIS_URL is not set")
 
     def _nothing(self, entries: Mapping[Slot, Any]) -> BySlot[int]:
         return dict.fromkeys(entries, 0)
 
     add = restore_dead = redrive = forget = purge_dead = _nothing
-
-    def cancel(self, slots: Mapping[int, Slot]) -> dict[int, messages.CancelReply | IndexUnavailable]:
-        """Reply that the rows tell whether tries have begun."""
-        try:
-            return dict.fromkeys(slots, self._row_tells() if slots else NEVER_TAKEN)
-        except IndexUnavailable as exc:
-            return dict.fromkeys(slots, exc)
-
-    @override
-    def reschedule(self, slot: Slot, job_id: int, score: float) -> messages.CancelReply:
-        """Reply that the row tells whether a try has begun. Raises IndexUnavailable if there is an index."""
-        return self._row_tells()
-
-    def _row_tells(self) -> messages.CancelReply:
-        try:
-            if not self._indexed():
-                return NEVER_TAKEN
-        except TocError as exc:
-            raise IndexUnavailable(f"whether there is an index is not known: {exc}") from exc
-        raise IndexUnavailable("there is an index by now: set TOC_REDIS_URL and start this process again")

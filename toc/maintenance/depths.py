@@ -22,11 +22,12 @@ def depths(
     """Return the counts of each slot.
 
     Without an index this reads the rows of all tasks that have not ended, or of those that are due if not
-    ``ahead``. If a table does not answer, that is the result of each slot: any may have tasks there.
+    ``ahead``, as daemons ask, whose settings are known to be right. If a table does not answer, that is the
+    result of each slot: any may have tasks there.
     """
-    if queues.present:
-        return queues.peek(slots)
     try:
+        if queues.present and (not ahead or store.identity.indexed()):
+            return queues.peek(slots)
         counts = store.count_by_slot(now_ms, ahead=ahead).items()
     except (StoreUnavailable, SchemaBehind) as exc:
         return dict.fromkeys(slots, IndexUnavailable(str(exc)))

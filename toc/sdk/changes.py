@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 T = TypeVar("T")
 
+NEVER_TAKEN = CancelReply(prepared=False, redis_now_ms=0)
+"""Without an index only the row, which was read before, tells whether a try has begun."""
 COMPLAIN_SECONDS = 1.0
 """How often it is logged that Redis takes no entries: each submit meets it."""
 
@@ -91,6 +93,8 @@ class Changes:
                 return self.take_out([row]).get(row.job_id)
             return self._center.queues.reschedule(slot, row.job_id, entry_score(topic, due, 0))
         except TocError as exc:  # its topic may be impossible to look up, too
+            if isinstance(exc, IndexUnavailable) and self._no_index():
+                return NEVER_TAKEN
             log.warning("index_not_told", job_id=row.job_id, error=str(exc))
             return None
 
@@ -107,10 +111,20 @@ class Changes:
                 slots[row.job_id] = topic.slot(row.slot_crc, row.slot_amount)
         replies = self._center.queues.cancel(slots)
         failed = [(one, reply) for one, reply in replies.items() if isinstance(reply, IndexUnavailable)]
-        if failed:
+        if failed and self._no_index():
+            replies |= dict.fromkeys(dict(failed), NEVER_TAKEN)
+        elif failed:
             job_id, error = failed[0]
             log.warning("index_not_told", job_id=job_id, tasks=len(failed), error=str(error))
         return {one: reply for one, reply in replies.items() if not isinstance(reply, IndexUnavailable)}
+
+    def _no_index(self) -> bool:
+        """Whether the rows say that there is no index, whatever the settings of this process say: operators
+        may have switched it on since. The rows do not tell of each try any more then."""
+        try:
+            return not self._center.store.identity.indexed()
+        except TocError:
+            return False
 
     # --- outcomes
 

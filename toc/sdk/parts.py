@@ -144,7 +144,7 @@ class Parts:
                             "TOC_REDIS_URL is not set: set it, or stop workers and gateways and run "
                             "`toc index off`"
                         )
-                    queues = self._queues = open_queues(self.settings, indexed=self.store.identity.indexed)
+                    queues = self._queues = open_queues(self.settings)
         return queues
 
     @property
@@ -188,13 +188,11 @@ def check_running() -> None:
         raise StoreUnavailable("the interpreter is ending: call before, such as in an atexit function")
 
 
-def open_queues(settings: Settings, most: float = inf, indexed: Callable[[], bool] = lambda: False) -> Queues:
-    """Return the index with connections of its own. No time-out exceeds ``most`` seconds.
-
-    Without a URL there is none; ``indexed`` tells whether there is one by now.
-    """
+def open_queues(settings: Settings, most: float = inf) -> Queues:
+    """Return the index with connections of its own; without a URL there is none. No time-out exceeds ``most``
+    seconds."""
     if settings.redis_url is None:
-        return NoIndex(indexed)
+        return NoIndex()
     connect, read = min(most, settings.connect_timeout), min(most, settings.read_timeout)
     timeouts = Timeouts(connect, read)
     return Queues(settings.redis_url, namespace=settings.namespace, timeouts=timeouts)

@@ -28,6 +28,9 @@ from toc.store.servers.shards import Answers
 from toc.store.tasks.scan import Position
 from toc.worker.take.by_rows import RETRY_SECONDS
 
+NOBODY = "redis://127.0.0.1:1"
+"""No Redis."""
+
 
 def test_a_process_whose_settings_disagree_is_named(alone: System, clean_redis: RedisServer) -> None:
     alone.create_topics()
@@ -47,6 +50,17 @@ def test_a_process_whose_settings_disagree_is_named(alone: System, clean_redis: 
         assert "are not indexed: unset it, or run `toc index on`" in told
     with TimeoutCenter(indexed) as ahead:  # what it indexes is not looked at
         assert ahead.cancel(ahead.submit("test.sync", biz_id=1, delay=60)) is CancelOutcome.CANCELLED
+        alone.center.submit("test.sync", biz_id=2, delay=60)
+        told = forks.run(["slots", "--json"], env={**alone.env, "TOC_REDIS_URL": clean_redis.url}).stdout
+        assert sum(slot["scheduled"] for slot in json.loads(told)) == 1, "so the rows are counted"
+    with TimeoutCenter(Settings(**{**alone.settings.model_dump(), "redis_url": NOBODY})) as ahead:
+        ahead.catalog.refresh()
+        (cancelled, moved), soon = (
+            (ahead.submit("test.sync", biz_id=1, delay=0.001) for _ in range(2)),
+            in_five_minutes(),
+        )
+        assert ahead.cancel(cancelled) is CancelOutcome.CANCELLED, "nor is it asked"
+        assert ahead.reschedule(moved, action_time=soon) is RescheduleOutcome.RESCHEDULED
     due = alone.center.submit("test.sync", biz_id=1, delay=0.05)
     identity.set_indexed(True)
     with (
