@@ -257,6 +257,25 @@ def test_all_deadlines_of_an_order_are_cancelled_by_keyboard(visit: Visit, gatew
     assert clerk.complaints == []
 
 
+BUSY = """(limit) => {
+  const {dataset} = document.querySelector(".picture:not(.heat)");
+  Object.assign(dataset, {limit, values: dataset.values.replace(/^[0-9]+/, "750")});
+  document.dispatchEvent(new Event("htmx:after:swap"));
+  return document.querySelector(".picture:not(.heat)").innerText.includes("beyond the measured rate");
+}"""
+
+
+def test_a_minute_beyond_the_capacity_is_drawn_when_it_comes_and_goes(visit: Visit) -> None:
+    reader = visit("read")
+    reader.go("")
+    reader.wait("document.querySelector('.picture .u-legend') !== null")
+    reader.hide()  # as if the stream had brought these numbers
+    for limit in ("", "749", "800", ""):
+        assert reader.page.evaluate(BUSY, limit) is bool(limit)
+    assert reader.page.locator(".picture:not(.heat)").first.locator("canvas").count() == 1
+    assert reader.complaints == []
+
+
 TWICE = """() => {
   const refused = [], form = document.querySelector("main form[method=post]");
   addEventListener("submit", (event) => refused.push(event.defaultPrevented));

@@ -33,13 +33,18 @@ from toc.gateway.app import App
 from toc.gateway.crowd import Crowd, server
 from toc.gateway.service import Line, Service
 from toc.model.access import Role
+from toc.model.documents import instant
+from toc.model.due import OTHERS, Counted
 from toc.model.errors import StoreUnavailable
 from toc.model.lateness import Cause, Episode, LateStart, Span
+from toc.model.minute import MINUTE_MS, Minute, write
 from toc.model.task import NewTask, TaskStatus
 from toc.operate.due import show
 from toc.operate.operation import Doing
 from toc.operate.tokens import TokenBook, create_token
+from toc.store.records.cluster import MinuteRow
 from toc.store.servers.shards import Answers
+from toc.store.tasks.scan import StoredCount
 
 # What the console changes: by role, only what was confirmed, and with the reason at its field if refused.
 
@@ -326,6 +331,30 @@ def test_what_a_form_has_done_is_told_however_many_pages_wait(system: System) ->
             assert (status, b"toc_" in html) == (200, True)
 
     asyncio.run(steps())
+
+
+def test_minutes_beyond_what_workers_have_started_stand_out(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center = system.center
+    reads = create_token(center, "reads", roles=[Role.READ], topics=["*"], by="test")
+    now = center.clock.now_ms()
+    first = now // MINUTE_MS + 5
+    counts = StoredCount("minutes", 0, Counted(first, {OTHERS: [0, 700, 750, 701, 900]}))
+    table = Answers({0: [counts]}, {})
+    monkeypatch.setattr(center.store.due_counts, "kept", lambda _tables: table)
+    center.store.minutes.keep([MinuteRow(now // MINUTE_MS * MINUTE_MS, "h1.a", write(Minute({}, 700)))])
+
+    async def steps() -> None:
+        async with serving(center, reads.secret) as console:
+            _, html = await asyncio.to_thread(console.ask, "/console/")
+            assert re.search(rb'data-limit="700" data-values="[^"]*0,700,750,701,900,0', html), html
+            assert b">Within the horizon<" in html, "not all that is scheduled"
+
+    asyncio.run(steps())
+    found = show.perform(Doing(center, "ann", show.right), {})
+    assert [one["due"] for one in found["beyond"]] == [750, 701, 900]
+    assert [one["at"] for one in found["beyond"]] == [instant((first + n) * MINUTE_MS) for n in (1, 2, 3)]
 
 
 SERVER = "db1.internal:3306"

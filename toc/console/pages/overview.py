@@ -22,8 +22,8 @@ PLACES = {
 """Where a finding about something leads."""
 COUNTS = ("scheduled", "prepared", "dead")
 HELD = columns(
-    "topic, paused, scheduled, prepared: Taken, dead, overdue, unowned: Slots without owner, "
-    "unread: Slots not read",
+    "topic, paused, scheduled: Within the horizon, prepared: Taken, dead, overdue, "
+    "unowned: Slots without owner, unread: Slots not read",
     dead="/console/dead?topic={topic}",
 )
 

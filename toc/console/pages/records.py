@@ -14,7 +14,8 @@ WORKERS = columns(
     runs="/console/running",
 )
 SLOTS = columns(
-    "slot, state, owner, assigned: Assigned to, why, since, scheduled, prepared: Taken, dead, overdue"
+    "slot, state, owner, assigned: Assigned to, why, since, scheduled: Within the horizon, "
+    "prepared: Taken, dead, overdue"
 )
 INTENTS = columns("what, of, to, by, at: When")
 SCHEDULES = columns(

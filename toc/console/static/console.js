@@ -22,14 +22,15 @@
   };
 
   const draw = (element) => {
-    if (drawn.has(element)) {
-      drawn.get(element).setData(data(element));
+    const old = drawn.get(element), beyond = element.dataset.limit ? "beyond the measured rate" : "";
+    if (old && old.series.length === (beyond ? 3 : 2)) {
+      old.setData(data(element));
       return;
     }
+    if (old) old.destroy();
     const axis = () => ({stroke: colour("--quiet"), grid: {stroke: colour("--line"), width: 1}, ticks: {show: false}});
     const bars = uPlot.paths.bars({size: [0.8, 60]});
     const series = (label, name) => ({label, paths: bars, fill: colour(name), width: 0, points: {show: false}});
-    const beyond = element.dataset.limit ? "beyond the measured rate" : "";
     const plot = new uPlot({
       width: element.clientWidth, height: 180,
       tzDate: (at) => uPlot.tzDate(new Date(at * 1e3), "Etc/UTC"),
@@ -40,7 +41,8 @@
     }, data(element), element);
     if (!beyond) plot.delSeries(2);
     drawn.set(element, plot);
-    new ResizeObserver(() => plot.setSize({width: element.clientWidth, height: 180})).observe(element);
+    if (old) return;
+    new ResizeObserver(() => drawn.get(element).setSize({width: element.clientWidth, height: 180})).observe(element);
   };
 
   // A square for each minute and bound: the more, the stronger; what was later than a second in another colour.
