@@ -8,11 +8,13 @@ import sys
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import freezegun
 import pytest
+import sqlalchemy as sa
 import time_machine
 from harness.patience import until
 from harness.rows import known
@@ -205,6 +207,28 @@ def test_a_database_that_is_away_and_an_answer_that_is_lost(toc: Toc, shop: Shop
     with toc.database_away():
         assert toc.advance("1m") == 0
     assert toc.run_due() == 3
+
+
+@pytest.mark.parametrize("by", ["session", "connection"])
+@pytest.mark.parametrize("fault", ["database_away", "lose_reply"])
+def test_a_fault_meets_a_submit_in_a_transaction_before_the_application_has_committed(
+    toc: Toc, shop: Shop, tmp_path: Path, by: str, fault: str
+) -> None:
+    with engine_of(f"sqlite:///{tmp_path / 'shop.db'}") as engine:
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE TABLE orders (id INT)")
+        for early in (True, False):
+            with Session(engine) if by == "session" else engine.connect() as place:
+                place.execute(sa.text("INSERT INTO orders VALUES (1)"))
+                within: Any = {by: place}
+                submit = partial(shop.center.submit, "order.close", biz_id=1, delay=10, **within)
+                if not early:
+                    submit()
+                with getattr(toc, fault)(), pytest.raises(Unavailable):
+                    (submit if early else place.commit)()
+        with engine.connect() as connection:
+            assert connection.exec_driver_sql("SELECT * FROM orders").all() == []
+    assert toc.tasks() == []
 
 
 def test_one_handler_alone(toc: Toc, shop: Shop) -> None:

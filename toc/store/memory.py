@@ -53,6 +53,14 @@ class MemoryDatabase(SqliteServer):
             self.refuses = max(0, self.refuses - 1)
             raise StoreUnavailable(f"{self.name} is away, as the test asked")
 
+    def reach(self) -> None:
+        """Do as a statement in an application's transaction. Raises StoreUnavailable if the test has it away,
+        or the answer lost: then nothing was done."""
+        self.check()
+        if self.loses_reply:
+            self.loses_reply = False
+            raise Lost(f"{self.name}: its answer was lost, as the test asked")
+
     def job_ids(self) -> list[int]:
         """All tasks, the first due first."""
         select = f"SELECT job_id FROM {task_table_name(0)} ORDER BY action_time, job_id"

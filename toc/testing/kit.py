@@ -382,7 +382,7 @@ def _parts() -> tuple[VirtualClock, MemoryDatabase, Store, Transactions, NoIndex
     clock = VirtualClock()
     database = MemoryDatabase(clock)
     store = Store([URL], databases=1, tables=1, clock=clock, server=database, indexed=False)
-    return clock, database, store, Transactions(), NoIndex()
+    return clock, database, store, Transactions(database.reach), NoIndex()
 
 
 @cache

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event
 
-from toc.model.errors import NotCommitted, TocError
+from toc.model.errors import NotCommitted, StoreUnavailable, TocError
 from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, RescheduleOutcome, Submission, TaskRow, check_expiry
 from toc.sdk.changes import Change, InTransaction
@@ -44,8 +44,8 @@ class _Step:
 class Journal(InTransaction):
     """What is submitted and changed in the transactions of one session or connection, until they end."""
 
-    def __init__(self, center: TimeoutCenter) -> None:
-        self._store, self._changes = center.store, center._changes
+    def __init__(self, center: TimeoutCenter, reach: Callable[[], None]) -> None:
+        self._store, self._changes, self.reach = center.store, center._changes, reach
         self.steps: list[_Step] = []
         self.scopes: list[Any] = [self]
         """The transaction and its savepoints that are open."""
@@ -53,6 +53,11 @@ class Journal(InTransaction):
     def open_scopes(self) -> list[Any]:
         """The transaction and the savepoints in which the next step is taken."""
         return list(self.scopes)
+
+    def before_commit(self) -> None:
+        """Raise StoreUnavailable if the test has away what is to be done: nothing is committed then."""
+        if self.steps:
+            self.reach()
 
     def commit(self) -> None:
         """The outermost transaction commits."""
@@ -71,6 +76,7 @@ class Journal(InTransaction):
             step.is_open = False
 
     def _add(self, do: Callable[[], Any], row: TaskRow | None = None) -> _Step:
+        self.reach()
         self.steps.append(_Step(do, self.open_scopes(), row))
         return self.steps[-1]
 
@@ -134,11 +140,12 @@ class Journal(InTransaction):
 class OfSession(Journal):
     """That of a Session."""
 
-    def __init__(self, center: TimeoutCenter, session: Any) -> None:
-        super().__init__(center)
+    def __init__(self, center: TimeoutCenter, reach: Callable[[], None], session: Any) -> None:
+        super().__init__(center, reach)
         self._session = session
         self._committed: list[Any] = []
         """Transactions that have committed and are about to end."""
+        event.listen(session, "before_commit", lambda _session: self.before_commit())
         event.listen(session, "after_commit", lambda session: self._committed.append(_innermost(session)))
         event.listen(session, "after_transaction_end", self._ended)
 
@@ -166,14 +173,15 @@ def _innermost(session: Any) -> Any:
 class Transactions:
     """The applications' transactions of one test after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, reach: Callable[[], None]) -> None:
         self._center: Any = None
+        self._reach = reach
         self._journals: WeakKeyDictionary[Any, Journal] = WeakKeyDictionary()
         hooks: dict[str, Callable[..., object]] = {
             "savepoint": lambda connection, _name: self._of(connection).scopes.append(object()),
             "release_savepoint": lambda connection, *_: self._ended(connection),
             "rollback_savepoint": lambda connection, *_: self._of(connection).drop(self._ended(connection)),
-            "commit": lambda connection: self._of(connection).commit(),
+            "commit": self._commit,
             "rollback": lambda connection: self._of(connection).drop(self._of(connection)),
         }
         for name, hook in hooks.items():  # of all engines: a savepoint may be older than the first task
@@ -198,11 +206,21 @@ class Transactions:
         session = session() if hasattr(session, "registry") else session  # a scoped_session
         session = getattr(session, "sync_session", session)
         if session not in self._journals:
-            self._journals[session] = OfSession(self._center, session)
+            self._journals[session] = OfSession(self._center, self._reach, session)
         return self._journals[session]
 
     def _of(self, connection: Connection) -> Journal:
-        return self._journals.setdefault(connection, Journal(self._center))
+        return self._journals.setdefault(connection, Journal(self._center, self._reach))
+
+    def _commit(self, connection: Connection) -> None:
+        journal = self._of(connection)
+        try:
+            journal.before_commit()
+        except StoreUnavailable:
+            journal.drop(journal)
+            connection.connection.rollback()  # SQLAlchemy leaves it open after a commit that failed
+            raise
+        journal.commit()
 
     def _ended(self, connection: Connection) -> object:
         """Return the innermost savepoint, which is open no more. None if there is none."""
