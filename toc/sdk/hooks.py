@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import wait
+from contextvars import Context
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,7 @@ class Hooks:
         def notify() -> None:
             try:
                 if (task := self._center.get(of) if isinstance(of, int) else of) is not None:
-                    hook(task, what)
+                    Context().run(hook, task, what)
             except BaseException as exc:  # it is the application's, or a server is away: no task is harmed
                 log.warning("hook_failed", hook=hook_name(hook), error=raised(exc).name, at=where(exc))
 

@@ -90,6 +90,19 @@ async def coroutines(tasks):
     await asyncio.sleep(0)
 """
 
+TOLD = """
+from contextvars import ContextVar
+tenant = ContextVar("tenant", default=None)
+@center.handler("test.sync")
+def one(task):
+    raise ValueError
+@center.on_dead
+def dead(task, reason):
+    print("tenant:", tenant.get(), flush=True)
+    tenant.set(task.biz_id)
+center.on_late(0)(lambda task, late: dead(task, ""))
+"""
+
 FORGOTTEN = """
 async def work(task):
     raise AssertionError("nobody awaits it")
@@ -141,6 +154,14 @@ def test_no_try_sees_what_another_has_set_in_its_context(system: System, run: Ru
     assert {(row.status, row.last_error) for row in system.center.store.read(job_ids).values()} == {
         (TaskStatus.PROCESSED, None)
     }
+
+
+def test_no_hook_sees_what_another_has_set_in_its_context(system: System, run: Run) -> None:
+    run(HEAD + TOLD)
+    for biz_id in (1, 2):
+        system.center.submit("test.sync", biz_id=biz_id, delay=0.1)
+    system.wait(lambda: log_of(system).count("tenant:") == 4, "each is told to be late, and dead", 60)
+    assert log_of(system).count("tenant: None") == 4
 
 
 def test_a_handler_that_leaves_its_work_to_an_unawaited_coroutine_failed(system: System, run: Run) -> None:
