@@ -3,8 +3,9 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -25,6 +26,7 @@ from toc import AsyncTimeoutCenter, CancelOutcome, NewTask, RescheduleOutcome, T
 from toc.model import errors
 from toc.model.sharding import BizId
 from toc.model.task import Submission
+from toc.sdk import async_client
 from toc.sdk.async_client import AsyncSchedules, AsyncTargets
 from toc.sdk.batcher import Batcher
 from toc.sdk.handlers import Registry
@@ -239,6 +241,42 @@ def test_a_submit_whose_await_is_cancelled_says_which_job_id_may_be_stored(contr
         assert None not in [await center.get(one) for one in ended[0]["job_ids"]]
 
     run(contract, steps)
+
+
+async def test_a_change_whose_await_is_cancelled_says_what_became_of_which_task(
+    either: Contract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, go_on = threading.Event(), threading.Event()
+
+    def waits(do: Callable[[], Any]) -> Any:
+        began.set()
+        go_on.wait(PATIENCE)
+        return do()
+
+    async def left(change: Coroutine[Any, Any, Any]) -> tuple[list[int], list[str]]:
+        began.clear()
+        go_on.clear()
+        with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+            patch.setattr(async_client, "copy_context", lambda: SimpleNamespace(run=waits))
+            call = asyncio.ensure_future(change)
+            await asyncio.to_thread(began.wait, PATIENCE)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+            go_on.set()
+            while not logs:
+                await asyncio.sleep(0.01)
+        return sorted(logs[0]["job_ids"]), logs[0]["outcomes"]
+
+    async with AsyncTimeoutCenter(either.settings) as center:
+        one, other = sorted([await center.submit("c.plain", biz_id="left", delay=3600) for _ in range(2)])
+        assert await left(center.reschedule(job_id=one, delay="2h")) == ([one], ["RESCHEDULED"])
+        assert await left(center.cancel(one)) == ([one], ["CANCELLED"])
+        assert await left(center.cancel_by_biz("c.plain", "left")) == ([one, other], ["CANCELLED"] * 2)
+        await center.schedules.create("left", topic="c.plain", every=3600)
+        (made,), _ = await left(center.schedules.trigger("left"))
+        assert made in {task.job_id for task in await center.find(biz_id="left")} - {one, other}
+        await center.schedules.delete("left")
 
 
 def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> None:

@@ -121,7 +121,7 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
     A call whose await is cancelled goes on, unless it still waited for a thread. Of a ``submit`` or ``put``
     the CancelledError has the ``job_id`` under which the task may be stored, and so does the log
     (``submit_cancelled``). What else was cancelled is logged when it ends, with the job_ids that it stored
-    (``call_ended_alone``).
+    or changed and the outcomes (``call_ended_alone``).
     """
 
     def __init__(self, settings: Settings | None = None, *, clock: Clock | None = None) -> None:
@@ -303,11 +303,16 @@ def _names(method: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _ended_alone(do: Any, ended: Future[Any]) -> None:
-    error = ended.exception()
-    found = None if error is not None else ended.result()
-    job_ids = [one for one in found if isinstance(one, int)] if isinstance(found, list) else []
-    call = getattr(getattr(do, "func", do), "__name__", "")
-    log.warning("call_ended_alone", call=call, job_ids=job_ids, error=str(error or ""))
+    """Log which tasks a call has stored or changed, and the outcomes of the changes."""
+    error, do = ended.exception(), do if isinstance(do, partial) else partial(do)
+    found = ended.result() if error is None else getattr(error, "outcomes", getattr(error, "job_ids", None))
+    given = dict(zip(_names(do.func), do.args[1:], strict=False)) | do.keywords
+    found = {given["job_id"]: found} if "job_id" in given else [found] if type(found) is int else found
+    job_ids = [one for one in found if isinstance(one, int)] if isinstance(found, (list, dict)) else []
+    outcomes = [getattr(found[one], "name", None) for one in job_ids] if isinstance(found, dict) else []
+    log.warning(
+        "call_ended_alone", call=do.func.__name__, job_ids=job_ids, outcomes=outcomes, error=str(error or "")
+    )
 
 
 def _with_body(center: TimeoutCenter, row: TaskRow) -> Task:
