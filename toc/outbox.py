@@ -132,9 +132,11 @@ def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
                 refused[record.id] = f"it is no record of this version: {exc!r}"
         with engine.begin() as connection:
             connection.execute(sa.delete(table).where(table.c.id.in_(submitted)))
-            for number, error_text in refused.items():
-                log.warning("outbox_refused", record=number, error=error_text)
-                connection.execute(sa.update(table).where(table.c.id == number).values(error=error_text))
+            for number, why in refused.items():
+                log.warning("outbox_refused", record=number, error=why)
+                # The application's character set may lack a letter.
+                plain = why.encode("ascii", "backslashreplace").decode()
+                connection.execute(sa.update(table).where(table.c.id == number).values(error=plain))
         done += len(submitted)
 
 

@@ -213,6 +213,23 @@ def test_a_task_that_toc_refuses_stays_and_holds_up_no_other(system: System, eng
     assert outbox.drain(engine, system.center) == 1
 
 
+@pytest.mark.parametrize("charset", ["latin1", "utf8mb3"])
+@pytest.mark.parametrize("engine", ["mariadb"], indirect=True)
+def test_an_error_that_quotes_what_the_database_cannot_hold_holds_up_no_other(
+    system: System, engine: Engine, charset: str
+) -> None:
+    key: dict[str, Any] = {"delay": 3600, "dedup_key": "\N{MONEY BAG}"}
+    system.center.submit("test.sync", biz_id=1, **key)
+    with engine.begin() as connection:
+        connection.execute(text(f"ALTER TABLE toc_outbox CONVERT TO CHARACTER SET {charset}"))
+        outbox.submit(connection, "test.sync", biz_id=1, body=b"another", **key)
+        outbox.submit(connection, "test.sync", biz_id=2, delay=3600)
+    assert outbox.drain(engine, system.center) == 1
+    with engine.connect() as connection:
+        (error,) = connection.execute(select(outbox.table.c.error)).scalars()
+    assert r"\U0001f4b0" in error
+
+
 @pytest.mark.parametrize(
     "text",
     [
