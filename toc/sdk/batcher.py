@@ -375,17 +375,15 @@ class Batcher:
         """
         try:
             topic = topic or await self.topic(task.topic)
-            one = self.center._intake.submission(task, lambda _name: topic, request)
-            self.center._check_payload(task)
-            if task.target is not None and not self.center.targets.serves(task.target, task.topic):
-                check = partial(self.center.targets.check_usable, task.target, task.topic)
-                await asyncio.wrap_future(self._topics_thread.submit(check))
+            check = partial(self.center._checked, task, request, topic)
+            if isinstance(task.target, str) and not self.center.targets.serves(task.target, task.topic):
+                return await asyncio.wrap_future(self._topics_thread.submit(check))
+            return check()
         except InvalidInput as exc:
             if request is None and task.dedup_key is None:
                 raise
             before = partial(self.center._before, task, request, exc, topic)
             return await asyncio.wrap_future(self.center.store.soon(before))
-        return one
 
     async def claim(self, request: Request) -> None:
         """Claim the name of a request for many tasks, whose parts are stored next. Raises RequestReused."""

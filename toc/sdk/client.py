@@ -487,8 +487,11 @@ class TimeoutCenter(Parts, Registry[int]):
             tracing.submitted(began, many, [error if job_id is None else job_id for job_id in stored])
         return answer
 
-    def _checked(self, task: NewTask, request: Request | None = None) -> Submission:
-        one = self._intake.submission(task, lambda name: self.catalog.get(name), request)
+    def _checked(
+        self, task: NewTask, request: Request | None = None, topic: Topic | None = None
+    ) -> Submission:
+        """``topic`` takes the place of the task's."""
+        one = self._intake.submission(task, lambda name: topic or self.catalog.get(name), request)
         self._check_payload(task)
         if task.target is not None:
             self.targets.check_usable(task.target, task.topic)
