@@ -40,6 +40,8 @@ Mine = Callable[[], frozenset[int]]
 """Returns the tables that this worker serves now."""
 Over = Mapping[int, tuple[DueRow, Topic]]
 """Rows that may be over, with their topics."""
+Died = Callable[[int, str, str], None]
+"""Called with the job_id, the topic and the reason once a row says that a task that nobody pulls is dead."""
 
 
 class SweepCounts(NamedTuple):
@@ -60,8 +62,11 @@ class SweepCounts(NamedTuple):
 class Sweep:
     """Adds the index entries that rows lack. Thread-safe."""
 
-    def __init__(self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, queues: Queues, catalog: TopicCatalog, clock: Clock, died: Died = lambda *_: None
+    ) -> None:
         self.scans = store.scans
+        self._died = died
         self._store = store
         self.clock = clock
         self._queues = queues
@@ -145,6 +150,8 @@ class Sweep:
                 EXPIRED_TASKS.of(name).add()
                 log.info("task_expired", job_id=end.job_id, topic=name, started=end.started)
                 statuses[end.job_id] = TaskStatus.DEAD if end.started else TaskStatus.CANCELLED
+                if end.started:
+                    self._died(end.job_id, name, "it has expired")
         return statuses
 
     def _end_pulled(self, over: Over) -> dict[int, TaskStatus]:

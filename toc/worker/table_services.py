@@ -37,7 +37,12 @@ class TableServices:
             Loop("due", DueWalk(store, catalog, clock, self._mine).run_once),
             Loop("declared-schedules", self._declare_schedules),
         ]
-        sweep = Sweep(store, tools.queues, catalog, clock)
+
+        def died(job_id: int, topic: str, reason: str) -> None:
+            if topic in tools.handlers:  # else it is none of this application
+                tools.died(job_id, reason)
+
+        sweep = Sweep(store, tools.queues, catalog, clock, died)
         self._sweepers: list[Sweeper] = []
         for number, of_server in enumerate(map(frozenset, store.tables_of_server())):
             mine = partial(self._mine, of_server)

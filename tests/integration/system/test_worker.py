@@ -12,6 +12,7 @@ import pytest
 from harness import calls
 from harness.hands import SLOT, TOPIC, Hands, Pair, submit_due
 from harness.patience import PATIENCE, until
+from harness.rows import insert_many
 from harness.system import System
 
 from toc import NewTask, TaskStatus, Topic
@@ -342,3 +343,31 @@ def test_a_server_that_has_been_away_for_long_makes_the_rows_of_no_other_wait(
         worker.clock.slept += FORGET_UNREAD_SECONDS - 1
     assert pauses[1] > MAX_RETRY_MS / 2
     assert pauses[2] <= RETRY_MS + LUMP_MS
+
+
+def test_the_death_of_a_task_that_expired_while_its_topic_was_paused_is_told_to_who_handles_it(
+    system: System, hands: Pair
+) -> None:
+    worker, _ = hands
+    dead: list[tuple[int, str]] = []
+    worker.center.on_dead(lambda task, reason: dead.append((task.job_id, reason)))
+    for topic in (TOPIC, "test.async"):
+        system.center.store.topics.alter(topic, paused=True)
+    now = worker.clock.now_ms()
+    tried = {"attempts": 1, "next_time": now - 90_000, "expires_at": now - 60_000}
+    tasks = [NewTask(topic, 1, delay=1) for topic in (TOPIC, "test.async")]
+    rows = [system.center._intake.submission(one, system.center.catalog.get).row for one in tasks]
+    ours, theirs = insert_many(system.center.store, [row._replace(**tried) for row in rows])
+    worker.center.catalog.refresh()
+    services = worker.worker.services
+    services.add(range(system.settings.tables))
+
+    def ended() -> bool:
+        for loop in services.loops:
+            if loop.name.startswith("sweep"):
+                worker.clock.slept += loop.turn()
+        return not system.pending([ours, theirs])
+
+    assert until(ended, PATIENCE)
+    worker.center.hooks.flush(PATIENCE)
+    assert dead == [(ours, "it has expired")]
