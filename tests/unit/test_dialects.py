@@ -60,6 +60,12 @@ def test_the_topics_of_dialects_are_those_that_native_doors_refuse() -> None:
         check_native(name)
 
 
+def test_a_template_of_a_dialect_makes_a_hundred_topics_of_four_slots() -> None:
+    templates = [template for dialect in DIALECTS.values() for template in dialect.templates]
+    for template in (*templates, lmstfy_template("ns")):
+        assert (template.most_topics, template.topic("t", 1).slot_amount) == (100, 4), template
+
+
 @given(st.lists(st.text(min_size=1, max_size=60), unique=True, max_size=20))
 def test_every_id_has_a_key_of_its_own_that_a_task_may_have(texts: list[str]) -> None:
     keys = [key_for(text) for text in texts]

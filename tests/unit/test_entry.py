@@ -1,10 +1,17 @@
 """The states of an entry: what each call of Inflight makes of them."""
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
+from toc.model.clock import Clock
 from toc.model.handler import Handler
 from toc.model.topic import Slot, Topic
+from toc.model.verdict import Place
 from toc.worker.entry import NO_LEASE, SETTLE, START, UNREAD, Entry, Inflight, State
+from toc.worker.settle.moves import EntryMover, Move
+from toc.worker.tools import Tools
 
 ROW = UNREAD._replace(job_id=1)
 
@@ -43,3 +50,16 @@ def test_an_entry_goes_only_where_the_table_says(state: State) -> None:
     assert inflight.waiting("t") == 0
     assert inflight.depart([late]) == [late]
     assert late.state is State.GONE
+
+
+def test_a_move_of_many_entries_compares_none_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a burst would take the square of its size."""
+    compared: list[object] = []
+    inflight, slot, handler = Inflight(), Slot("t", 0), Handler.of("t", lambda _: None, None)
+    entries = [Entry(n, slot, 5.0, Topic("t", 1, 1), handler, 0, 0.0) for n in range(50)]
+    assert all(map(inflight.hold_if_free, entries))
+    queues = SimpleNamespace(commit=lambda some: some, rollback=None, bury=None)
+    tools = cast(Tools, SimpleNamespace(clock=Clock(), inflight=inflight, queues=queues))
+    monkeypatch.setattr(Entry, "__eq__", lambda one, other: compared.append(other) or one is other)
+    assert EntryMover(tools).make([Move(entry, Place.NOWHERE) for entry in entries]) == []
+    assert not compared

@@ -1,6 +1,7 @@
 """Private processes, names that are held until a process ends, the line to the daemon,
 the store's threads."""
 
+import gc
 import os
 import signal
 import socket
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 from harness.patience import until
 
+from toc import TimeoutCenter
 from toc.coordination.presence import LocalNames, Presence
 from toc.dev import local
 from toc.dev.local import MissingServer, find_redis, lock, spawn, stop, tail
+from toc.model import fork
 from toc.model.errors import ConfigError
 from toc.store.servers.threads import Threads
 from toc.worker import control
@@ -228,9 +231,14 @@ def test_an_error_says_so_if_there_is_no_thread_at_all(monkeypatch: pytest.Monke
 def test_what_is_opened_and_closed_again_leaves_nothing_for_forks(monkeypatch: pytest.MonkeyPatch) -> None:
     registered: list[object] = []
     monkeypatch.setattr(os, "register_at_fork", lambda **calls: registered.append(calls))
+    center = TimeoutCenter()
+    gc.collect()
+    before = len(fork._methods)
     for _ in range(3):
         Threads(1, "test").close()
-    assert not registered
+        center.close()
+    gc.collect()
+    assert (registered, len(fork._methods)) == ([], before)
 
 
 def test_work_that_is_begun_while_another_thread_closes_is_done() -> None:

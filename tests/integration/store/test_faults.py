@@ -15,7 +15,7 @@ import structlog
 from fault.kit.proxy import Proxy, through
 from harness import secured
 from harness.hands import meanwhile
-from harness.patience import until
+from harness.patience import PATIENCE, until
 from harness.rows import NewRow, insert, insert_many, known
 from harness.secured import root_url
 from harness.tables import engine_of, raw, refused
@@ -30,6 +30,7 @@ from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow
 from toc.model.verdict import Failure, Nack
 from toc.store.migrate import Migrator
+from toc.store.servers import health
 from toc.store.servers.health import MAX_LOCKED
 from toc.store.servers.server import Lost, Refused, Statement
 from toc.store.servers.shards import OF_TABLES, Trouble
@@ -295,6 +296,23 @@ def test_a_wrong_password_says_where_it_stands(mariadb: MariaDB) -> None:
     ):
         store.topics.list()
     assert "wrong" not in str(caught.value)
+
+
+def test_a_store_that_was_closed_with_marks_is_used_again_without_them(
+    mysql_store: Store, new_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that takes them away has ended."""
+    monkeypatch.setattr(health, "AGAIN_SECONDS", PATIENCE)
+    row, shards = new_row(), mysql_store._shards
+    insert(mysql_store, row)
+    table = shards.table_of(row.job_id)
+    marks = shards.health[shards.server_of[table]]
+    monkeypatch.setattr(marks, "_fault", lambda _table: Refused("damaged"))
+    for mark in (lambda: marks.mark_away(StoreUnavailable("away")), lambda: marks.set_aside([table])):
+        mark()
+        assert row.job_id not in mysql_store.read_each([row.job_id])
+        mysql_store.close()
+        assert row.job_id in mysql_store.read_each([row.job_id])
 
 
 def test_errors_do_not_use_up_the_pool(place: Any, new_row: NewRow) -> None:

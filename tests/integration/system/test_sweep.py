@@ -350,6 +350,11 @@ def test_tables_that_did_not_answer_when_the_horizon_reached_their_rows_are_read
     assert bench.indexed(job_ids) == set(job_ids)
 
 
+def test_a_worker_whose_last_table_leaves_as_a_step_begins_takes_the_step(bench: Bench) -> None:
+    tables = iter([frozenset({0})])
+    assert Sweeper(bench.sweep, lambda: next(tables, frozenset()), lambda: False).run_once() >= 0
+
+
 def test_pulled_tasks_whose_time_is_over_end_though_nobody_pulls(bench: Bench) -> None:
     topic, store = Topic("pulled", 99, 4, delivery=Delivery.PULL, retries=1), bench.center.store
     store.topics.create(topic)

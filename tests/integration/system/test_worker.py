@@ -19,9 +19,10 @@ from toc import NewTask, TaskStatus, Topic
 from toc.index.messages import Peek, PrepareRequest
 from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable, StoreUnavailable
-from toc.model.topic import Slot
+from toc.model.topic import Delivery, Slot
 from toc.store.servers.shards import Answers, Trouble
 from toc.worker.check import FORGET_UNREAD_SECONDS, LUMP_MS, MAX_RETRY_MS, RETRY_MS
+from toc.worker.daemon.slots import WorkerSlots
 from toc.worker.entry import NO_LEASE, UNLEASED_SECONDS, Entry
 from toc.worker.run import handler_calls
 from toc.worker.take import poll
@@ -343,6 +344,17 @@ def test_a_server_that_has_been_away_for_long_makes_the_rows_of_no_other_wait(
         worker.clock.slept += FORGET_UNREAD_SECONDS - 1
     assert pauses[1] > MAX_RETRY_MS / 2
     assert pauses[2] <= RETRY_MS + LUMP_MS
+
+
+def test_the_next_look_at_the_topics_assigns_a_new_one_and_comes_soon(system: System) -> None:
+    """Its first task, such as a webhook, waits for it."""
+    told: list[object] = []
+    topics = WorkerSlots(system.center, system.settings, lambda: told.append(None))._topics
+    topics.loop.turn()
+    told.clear()
+    system.center.store.topics.create(Topic("new", 77, 2, delivery=Delivery.WEBHOOK))
+    assert topics.loop.turn() <= 0.05
+    assert (len(told), topics.assigned()[0]["new"]) == (1, 2)
 
 
 def test_the_death_of_a_task_that_expired_while_its_topic_was_paused_is_told_to_who_handles_it(
