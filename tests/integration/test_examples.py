@@ -250,7 +250,7 @@ def test_the_recipes_run_in_the_order_of_the_page(dev: Callable[..., Dev]) -> No
         patch.undo()
     assert set(names["center"].handlers) == {
         "order.close", "payment.check", "order.confirm", "member.remind", "report.make",
-        "invoice.remind", "order.audit-late",
+        "invoice.remind", "order.audit-late", "outbox.drain",
     }  # fmt: skip
 
 

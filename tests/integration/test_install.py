@@ -102,23 +102,38 @@ def test_the_base_is_small_and_an_application_submits_and_tests_with_it(tmp_path
     assert size <= MOST_BYTES
 
     (tmp_path / "shop.py").write_text(APPLICATION)
-    closed, worker, log_in = run(python, "shop.py", cwd=tmp_path).splitlines()
-    assert closed == "closed 1"
-    assert worker == "EmbeddedWorker"
-    assert log_in.startswith("NotInstalled")
-    assert log_in.endswith("pip install 'timeout-center[rsa]'")
-    command = subprocess.run([bare / "bin/toc"], capture_output=True, text=True, check=False)
-    assert command.returncode == 2
-    assert command.stderr == "the toc command needs rich: pip install 'timeout-center[worker]'\n"
+    for built in (wheel, again):
+        pip(python, "install", "--force-reinstall", "--no-deps", built)
+        closed, worker, log_in = run(python, "shop.py", cwd=tmp_path).splitlines()
+        assert closed == "closed 1"
+        assert worker == "EmbeddedWorker"
+        assert log_in.startswith("NotInstalled")
+        assert log_in.endswith("pip install 'timeout-center[rsa]'")
+        command = subprocess.run([bare / "bin/toc"], capture_output=True, text=True, check=False)
+        assert command.returncode == 2
+        assert command.stderr == "the toc command needs rich: pip install 'timeout-center[worker]'\n"
     shutil.rmtree(bare)
 
 
 # The site that `make docs` builds: every link leads somewhere, and reading it needs no other host.
 
+ELSEWHERE = re.compile(
+    r"""<(?:script|link|img|iframe|source)\b[^>]*\s(?:src|href)=["']?(?:https?:)?//[^>]*"""
+    r"""|(?:\burl\(|@import\s*)["']?(?:https?:)?//[^)]*"""
+)
+
 
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_has_every_interface() -> None:
     run("make", "docs")
-    found = set(re.findall(r'\bid="([\w.]+)"', (ROOT / "build/docs/docs/api.html").read_text()))
+    site = ROOT / "build/docs"
+    pages = [*site.rglob("*.html"), *site.rglob("*.css")]
+    assert [hit for page in pages for hit in ELSEWHERE.findall(page.read_text())] == []
+    listed = re.findall(r"^- \[.+?\]\((.+?)\): \S", (site / "llms.txt").read_text(), re.MULTILINE)
+    assert len(listed) > 20
+    assert all((site / path).exists() for path in listed)
+    index = (site / "searchindex.js").read_text()
+    assert all(f'"{path.removeprefix("_sources/").rpartition(".")[0]}"' in index for path in listed)
+    found = set(re.findall(r'\bid="([\w.]+)"', (site / "docs/api.html").read_text()))
     names = {f"toc.{name}" for name in toc.__all__} | {f"toc.testing.{name}" for name in toc.testing.__all__}
     assert names | {"toc.outbox.submit", "toc.outbox.drain", "toc.TimeoutCenter.cancel_by_biz"} <= found
