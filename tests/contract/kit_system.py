@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +38,7 @@ class KitContract:
         (directory / "history").mkdir()
         self.kit = Toc()
         self.center = self.kit.center
+        self.settings = self.center.settings
         self.kit.use(self.center)  # not those of other tests
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._pass_time)
@@ -69,12 +71,14 @@ class KitContract:
 
     def _pass_time(self) -> None:
         while not self._ended.wait(TURN_SECONDS):
-            behind = time.time() - self.kit.now.timestamp()
-            try:
-                allowed = self.kit._clock.lag_ms / 1000  # what it runs although it is due later
-                self.kit.advance(max(0.0, behind - 0.002 - allowed))
-            except Exception:
-                continue
+            with suppress(Exception):
+                self.now()
+
+    def now(self) -> datetime:
+        behind = time.time() - self.kit.now.timestamp()
+        allowed = self.kit._clock.lag_ms / 1000  # what it runs although it is due later
+        self.kit.advance(max(0.0, behind - 0.002 - allowed))
+        return self.kit.now
 
     def toc(self, *words: str) -> subprocess.CompletedProcess[str]:
         done = CliRunner().invoke(app, words)

@@ -69,7 +69,7 @@ def run(system: Contract, steps: Any) -> Any:
     return asyncio.run(go())
 
 
-def test_many_in_flight_share_commits_and_each_has_its_own_outcome(contract: Contract) -> None:
+def test_many_in_flight_share_commits_and_each_has_its_own_outcome(idle: Contract) -> None:
     async def steps(center: AsyncTimeoutCenter) -> None:
         async def submit(n: int) -> int | TocError:
             try:
@@ -89,7 +89,7 @@ def test_many_in_flight_share_commits_and_each_has_its_own_outcome(contract: Con
         task = known(await center.get(whole))
         assert task.body == b"whole"
 
-    run(contract, steps)
+    run(idle, steps)
 
 
 async def test_the_callers_of_a_batch_go_together_in_the_next(
@@ -117,14 +117,14 @@ async def test_the_callers_of_a_batch_go_together_in_the_next(
     assert sizes == [64] * 5
 
 
-def test_a_schedule_and_a_target_are_made_and_found(contract: Contract) -> None:
+def test_a_schedule_and_a_target_are_made_and_found(idle: Contract) -> None:
     async def steps(center: AsyncTimeoutCenter) -> None:
         made = await center.schedules.create("hourly-async", topic="c.plain", every=3600, attribute={"a": 1})
         assert known(await center.schedules.get("hourly-async")).definition == made.definition
         assert await center.schedules.delete("hourly-async")
         assert await center.targets.get("nobody") is None
 
-    run(contract, steps)
+    run(idle, steps)
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def engine(contract: Contract) -> AsyncEngine:
     return create_async_engine(url.set(drivername="mysql+aiomysql", database=database), pool_size=12)
 
 
-def test_who_waits_for_a_dedup_key_lets_the_loop_go_on(contract: Contract, engine: AsyncEngine) -> None:
+def test_who_waits_for_a_dedup_key_lets_the_loop_go_on(either: Contract, engine: AsyncEngine) -> None:
     """The other's commit comes on the same loop: a wait that held it up would be one for itself."""
 
     async def steps(center: AsyncTimeoutCenter) -> None:
@@ -162,12 +162,12 @@ def test_who_waits_for_a_dedup_key_lets_the_loop_go_on(contract: Contract, engin
         assert others == [first] * 11
         await engine.dispose()
 
-    run(contract, steps)
+    run(either, steps)
 
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_what_is_done_in_an_async_session_or_connection_is_so_if_it_commits(
-    contract: Contract, engine: AsyncEngine, commits: bool
+    idle: Contract, engine: AsyncEngine, commits: bool
 ) -> None:
     later = datetime.now(UTC) + timedelta(hours=2)
 
@@ -193,24 +193,24 @@ def test_what_is_done_in_an_async_session_or_connection_is_so_if_it_commits(
                     await asyncio.to_thread(getattr, one, "outcome")
         assert await center.cancel(gone) is CancelOutcome.CANCELLED
 
-    run(contract, steps)
+    run(idle, steps)
 
 
-def test_a_session_that_would_hold_up_the_loop_is_refused(contract: Contract) -> None:
+def test_a_session_that_would_hold_up_the_loop_is_refused(idle: Contract) -> None:
     async def steps(center: AsyncTimeoutCenter) -> None:
         with Session() as session, pytest.raises(errors.InvalidInput, match="sync"):
             await center.submit("c.plain", biz_id=1, delay=3600, session=session)
 
-    run(contract, steps)
+    run(idle, steps)
 
 
-def test_a_submit_whose_await_is_cancelled_says_which_job_id_may_be_stored(contract: Contract) -> None:
+def test_a_submit_whose_await_is_cancelled_says_which_job_id_may_be_stored(either: Contract) -> None:
     async def cancelled(call: Coroutine[Any, Any, Any], waiting: int) -> asyncio.CancelledError:
         task = asyncio.ensure_future(call)
         said = (
             "SELECT COUNT(*) AS n FROM information_schema.processlist WHERE state LIKE 'Waiting for table%%'"
         )
-        while contract.query(said)[0]["n"] < waiting:
+        while either.query(said)[0]["n"] < waiting:
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError) as raised:
@@ -219,9 +219,9 @@ def test_a_submit_whose_await_is_cancelled_says_which_job_id_may_be_stored(contr
 
     async def steps(center: AsyncTimeoutCenter) -> None:
         await center.submit("c.plain", biz_id=3, delay=3600)  # everything is connected
-        lock = contract.connect()
+        lock = either.connect()
         with structlog.testing.capture_logs() as logs, lock.cursor() as cursor:
-            tables = [f"`{contract.prefix}{n % 2}`.`timeout_task_{n:04d}` READ" for n in range(8)]
+            tables = [f"`{either.prefix}{n % 2}`.`timeout_task_{n:04d}` READ" for n in range(8)]
             cursor.execute(f"LOCK TABLES {', '.join(tables)}")
             error = await cancelled(center.submit("c.plain", biz_id=3, delay=3600), 1)
             await cancelled(center.submit_many([NewTask("c.plain", 3, 3600)] * 2), 2)
@@ -240,7 +240,7 @@ def test_a_submit_whose_await_is_cancelled_says_which_job_id_may_be_stored(contr
         assert len(ended[0]["job_ids"]) == 2
         assert None not in [await center.get(one) for one in ended[0]["job_ids"]]
 
-    run(contract, steps)
+    run(either, steps)
 
 
 async def test_a_change_whose_await_is_cancelled_says_what_became_of_which_task(
@@ -279,8 +279,8 @@ async def test_a_change_whose_await_is_cancelled_says_what_became_of_which_task(
         await center.schedules.delete("left")
 
 
-def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> None:
-    center = AsyncTimeoutCenter(contract.settings)
+def test_it_works_on_several_loops_and_after_its_close(idle: Contract) -> None:
+    center = AsyncTimeoutCenter(idle.settings)
 
     async def submits() -> list[int]:
         return await asyncio.gather(*[center.submit("c.plain", biz_id=4, delay=3600) for _ in range(10)])
@@ -305,8 +305,8 @@ def test_it_works_on_several_loops_and_after_its_close(contract: Contract) -> No
     asyncio.run(end())
 
 
-def test_handlers_of_a_worker_await_the_same_center_on_their_own_loop(contract: Contract) -> None:
-    center = AsyncTimeoutCenter(contract.settings)
+def test_handlers_of_a_worker_await_the_same_center_on_their_own_loop(either: Contract) -> None:
+    center = AsyncTimeoutCenter(either.settings)
     ran: list[int | str] = []
 
     @center.handler("c.async")

@@ -308,7 +308,8 @@ def test_a_store_that_was_closed_with_marks_is_used_again_without_them(
     table = shards.table_of(row.job_id)
     marks = shards.health[shards.server_of[table]]
     monkeypatch.setattr(marks, "_fault", lambda _table: Refused("damaged"))
-    for mark in (lambda: marks.mark_away(StoreUnavailable("away")), lambda: marks.set_aside([table])):
+    away = partial(marks.mark_away, StoreUnavailable("away"))
+    for mark in (away, partial(marks.set_aside, [table])):
         mark()
         assert row.job_id not in mysql_store.read_each([row.job_id])
         mysql_store.close()

@@ -366,7 +366,7 @@ def test_the_death_of_a_task_that_expired_while_its_topic_was_paused_is_told_to_
     for topic in (TOPIC, "test.async"):
         system.center.store.topics.alter(topic, paused=True)
     now = worker.clock.now_ms()
-    tried = {"attempts": 1, "next_time": now - 90_000, "expires_at": now - 60_000}
+    tried: dict[str, Any] = {"attempts": 1, "next_time": now - 90_000, "expires_at": now - 60_000}
     tasks = [NewTask(topic, 1, delay=1) for topic in (TOPIC, "test.async")]
     rows = [system.center._intake.submission(one, system.center.catalog.get).row for one in tasks]
     ours, theirs = insert_many(system.center.store, [row._replace(**tried) for row in rows])
