@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event
 
-from toc.model.errors import NotCommitted, StoreUnavailable, TocError
+from toc.model.errors import NotCommitted, TocError
 from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, RescheduleOutcome, Submission, TaskRow, check_expiry
 from toc.sdk.changes import Change, InTransaction
@@ -54,13 +54,10 @@ class Journal(InTransaction):
         """The transaction and the savepoints in which the next step is taken."""
         return list(self.scopes)
 
-    def before_commit(self) -> None:
-        """Raise StoreUnavailable if the test has away what is to be done: nothing is committed then."""
+    def commit(self) -> None:
+        """The outermost transaction commits. Raises StoreUnavailable if the test has away what is to be done."""
         if self.steps:
             self.reach()
-
-    def commit(self) -> None:
-        """The outermost transaction commits."""
         steps, self.steps = self.steps, []
         for step in steps:
             step.found.append(step.do())
@@ -145,7 +142,7 @@ class OfSession(Journal):
         self._session = session
         self._committed: list[Any] = []
         """Transactions that have committed and are about to end."""
-        event.listen(session, "before_commit", lambda _session: self.before_commit())
+        event.listen(session, "before_commit", lambda _session: self.steps and self.reach())
         event.listen(session, "after_commit", lambda session: self._committed.append(_innermost(session)))
         event.listen(session, "after_transaction_end", self._ended)
 
@@ -213,14 +210,12 @@ class Transactions:
         return self._journals.setdefault(connection, Journal(self._center, self._reach))
 
     def _commit(self, connection: Connection) -> None:
-        journal = self._of(connection)
         try:
-            journal.before_commit()
-        except StoreUnavailable:
-            journal.drop(journal)
+            self._of(connection).commit()
+        except TocError:
+            self._of(connection).drop(self._of(connection))
             connection.connection.rollback()  # SQLAlchemy leaves it open after a commit that failed
             raise
-        journal.commit()
 
     def _ended(self, connection: Connection) -> object:
         """Return the innermost savepoint, which is open no more. None if there is none."""
