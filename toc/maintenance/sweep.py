@@ -110,11 +110,7 @@ class Sweep:
         """
         pulled = {job_id: pair for job_id, pair in over.items() if _is_pulled(pair[1])}
         others = {job_id: pair for job_id, pair in over.items() if job_id not in pulled}
-        statuses: dict[int, TaskStatus] = {}
-        if pulled:
-            statuses |= self._end_pulled(pulled)
-        if others:
-            statuses |= self._expire(others, now)
+        statuses = self._end_pulled(pulled) | self._expire(others, now)
         dead: dict[Slot, list[tuple[int, int]]] = {}
         gone: dict[Slot, list[int]] = {}
         for job_id, status in statuses.items():
