@@ -55,7 +55,7 @@ class Journal(InTransaction):
         return list(self.scopes)
 
     def commit(self) -> None:
-        """The outermost transaction commits. Raises StoreUnavailable if the test has away what is to be done."""
+        """The outermost transaction commits. Raises StoreUnavailable before anything is done."""
         if self.steps:
             self.reach()
         steps, self.steps = self.steps, []
