@@ -24,12 +24,13 @@ from benchmarks.local import RedisServer
 from benchmarks.private import free_port
 from toc import CancelOutcome, NewTask, Settings, TaskStatus, TimeoutCenter, Topic
 from toc.cli.main import main
-from toc.index.messages import Peek
+from toc.index.messages import Peek, Prepared, PrepareRequest
 from toc.model.bulk import BulkState
 from toc.model.errors import SchemaBehind, TopicDrift, TopicExists
 from toc.model.topic import Declaration
 from toc.model.verdict import Failure
 from toc.operate import bulk_jobs
+from toc.operate import running as runs_now
 from toc.operate.admin import migrator
 from toc.operate.operation import Record
 from toc.operate.topics import sync_topics
@@ -169,8 +170,46 @@ def test_a_table_that_is_gone_hides_no_running_task_of_others(
     gone = min(ids)
     name = store._shards.names[gone]
     store._shards.server_of[gone].run([Statement(f"ALTER TABLE {name} RENAME TO gone")])
-    running = {int(one["job_id"]) for one in toc.json("running")}
+    running = {int(one["job_id"]) for one in toc.json("running", code=4)}
     assert running == {job_id for job_id in submitted if store._shards.table_of(job_id) != gone}
+    assert f"missing: {store.name_of(gone)}: " in toc.err
+
+
+def test_running_tasks_of_others_and_a_backlog_hide_none(
+    toc: Toc, topic: str, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What workers have taken is in the PrepareQueues. Without these few of the due rows are looked at."""
+    toc.ok("topic", "create", "a.lot", "--biz-type", 8, "--slots", 1)
+    lots = center.submit_many([NewTask("a.lot", n, 0.001) for n in range(40)])
+    waits, runs = (
+        center.submit(topic, biz_id=biz_id, delay=delay) for biz_id, delay in ((0, 0.01), (0, 0.02))
+    )
+    slots = [*center.catalog.get(topic).slots(), *center.catalog.get("a.lot").slots()]
+    taken = list[int]()
+
+    def all_taken() -> bool:
+        for prepared in center.queues.prepare([PrepareRequest(slot, 100, 16, 1) for slot in slots]).values():
+            assert isinstance(prepared, Prepared)
+            taken.extend(job_id for job_id, _ in prepared.entries)
+        return {*taken} == {*lots, waits, runs}
+
+    assert until(all_taken)
+    center.store.leases.identify("web1-0-77")
+    center.store.leases.take(dict.fromkeys([*lots, runs], 600))
+    monkeypatch.setattr(runs_now, "ROWS", 1)
+    monkeypatch.setattr(runs_now, "LEAST_ROWS", 1)
+
+    def shown(*words: object) -> list[int]:
+        return [int(one["job_id"]) for one in toc.json("running", *words)]
+
+    assert shown("--topic", topic, "--limit", 1) == [runs]
+    assert "others may run" not in toc.err
+    assert len(shown("--limit", 3)) == 3
+    assert "others may run" in toc.err
+    assert {*shown("--limit", 1000)} == {*lots, runs}
+    monkeypatch.setattr(center.queues, "present", False)
+    found = runs_now.running(center, [center.catalog.get(topic)], 9)
+    assert (found.tasks, found.more) == ([], True)
 
 
 def test_a_task_that_a_consumer_has_is_told_from_one_that_waits(toc: Toc, center: TimeoutCenter) -> None:

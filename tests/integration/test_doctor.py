@@ -31,6 +31,7 @@ from toc.operate.cluster import living_workers
 from toc.store.migrate import Migrator
 from toc.store.records.targets import new_key
 from toc.store.servers import mysql
+from toc.store.tasks.scan import OverdueRows
 
 
 @pytest.fixture
@@ -59,7 +60,9 @@ def test_the_embedded_default_is_well_and_says_what_it_is_not_for(tmp_path: Path
     assert having(lines, Level.NOTE, "no topics")
 
 
-def test_tasks_whose_payload_does_not_fit_are_told_until_they_are_dead(tmp_path: Path) -> None:
+def test_tasks_whose_payload_does_not_fit_are_told_and_what_was_not_read_is_not_said_to_be_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with EmbeddedStack(tmp_path, redis=False) as stack:
         settings = Settings(**stack.settings)
         Migrator(settings.database_urls, databases=1, tables=settings.tables).upgrade()
@@ -69,6 +72,9 @@ def test_tasks_whose_payload_does_not_fit_are_told_until_they_are_dead(tmp_path:
             for job_id in job_ids[1:]:
                 change(center.store, job_id, "last_error=%s", f"total: Field required; {GIVEN_BACK}, as")
             (line,) = having(doctor.examine(center), Level.WARN, "2 tasks given back, as the payload")
+            monkeypatch.setattr(center.store.scans, "overdue", lambda *_: OverdueRows([], True, {}))
+            assert not having(lines := doctor.examine(center), Level.OK, "none is overdue")
+            assert having(lines, Level.NOTE, "of those that were looked at none is overdue")
     assert line.of == "order.close"
     assert any(str(job_id) in line.do for job_id in job_ids[1:])
 

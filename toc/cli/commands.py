@@ -115,6 +115,18 @@ def _resumed(record: Record, *, as_json: bool) -> None:
     say("a gateway goes on with it; without a gateway it waits")
 
 
+def _running(record: Record, *, as_json: bool) -> None:
+    """Exit with 4 if tables did not answer, which may hold others."""
+    empty = "none was found" if record["missing"] or record["more"] else "nothing runs"
+    show(record["tasks"], as_json=as_json, empty=empty)
+    for one in record["missing"]:
+        say(f"missing: {one['table']}: {one['error']}")
+    if record["more"]:
+        say("others may run: give --topic or --limit")
+    if record["missing"]:
+        raise typer.Exit(4)
+
+
 def _late(record: Record, *, as_json: bool) -> None:
     if as_json:
         print_json(record)
@@ -182,7 +194,7 @@ PANELS = {
             rare=_RARE, more=_MORE,
         ), "find", limit=replace(tasks.LIMIT, most=10_000)),
         made(late.late, _late, "late"),
-        made(running.tasks, _rows("tasks", "nothing runs")),
+        made(running.tasks, _running),
         made(bulk.cancel, _outcomes("cancelled")),
         made(bulk.reschedule, _outcomes("rescheduled")),
     ]),

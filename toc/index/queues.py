@@ -9,8 +9,8 @@ of its server. If a slot's ids went in several calls and one of them failed, the
 whole can then be repeated: every script is safe to repeat, except ``prepare``, which is never repeated.
 
 Ids are ints of up to 63 bits; scores and fencing tokens are floats as in ``toc.model.scores``. A stray, a
-member that cannot be an entry, is never returned: ``prepare``, ``expired`` and ``dead_pages`` remove it, with
-the alarm ``orphan_dropped``. If that fails, the next reader removes it.
+member that cannot be an entry, is never returned: ``prepare``, ``expired``, ``dead_pages`` and ``prepared``
+remove it, with the alarm ``orphan_dropped``. If that fails, the next reader removes it.
 """
 
 import random
@@ -278,11 +278,20 @@ class Queues:
 
     def dead_pages(self, ranks: Mapping[Slot, int], limit: int) -> BySlot[list[int]]:
         """Return up to ``limit`` ids of each DeadQueue from the given rank on, first death first."""
-        read = command("ZRANGE", _DEAD_QUEUE)
+        return self._pages(_DEAD_QUEUE, ranks, limit)
+
+    def prepared(self, slots: Iterable[Slot], limit: int) -> BySlot[list[int]]:
+        """Return up to ``limit`` ids of each PrepareQueue, the first those kept alive the longest ago."""
+        return self._pages(_PREPARE_QUEUE, dict.fromkeys(slots, 0), limit)
+
+    def _pages(
+        self, queue: Callable[[SlotKeys], str], ranks: Mapping[Slot, int], limit: int
+    ) -> BySlot[list[int]]:
+        read = command("ZRANGE", queue)
         calls = {
             slot: read(self.keys(slot), rank, rank + limit - 1, "WITHSCORES") for slot, rank in ranks.items()
         }
-        pages = self._calls.entries(self._calls.one_each(calls, list), _DEAD_QUEUE)
+        pages = self._calls.entries(self._calls.one_each(calls, list), queue)
         return {
             slot: page if isinstance(page, IndexUnavailable) else [job_id for job_id, _ in page]
             for slot, page in pages.items()

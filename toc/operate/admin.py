@@ -32,7 +32,7 @@ def refill(
     """
     from toc.maintenance.sweep import Sweep
     from toc.maintenance.sweeper import sweep_all
-    from toc.store.tasks.scan import of_type
+    from toc.store.tasks.scan import of_types
 
     if not center.store.identity.indexed():
         raise ConfigError(
@@ -41,7 +41,7 @@ def refill(
         )
     center.catalog.refresh()
     sweep = Sweep(center.store, center.queues, center.catalog, center.clock)
-    where = "" if topic is None else of_type(topic.biz_type)
+    where = "" if topic is None else of_types([topic.biz_type])
     return sweep_all(sweep, center.store.tables, where=where, progress=progress)
 
 

@@ -14,6 +14,7 @@ from toc.model.topic import Delivery, Topic
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.table import NamedTable
 from toc.store.store import Store
+from toc.store.tasks.scan import DueRow, of_types
 from toc.store.tasks.schedules import StoredSchedule
 
 OVERDUE_MS = 10_000
@@ -122,7 +123,7 @@ def overdue_lines(
     now = center.clock.now_ms()
     paused = {topic.name: str(topic.biz_type) for topic in topics if topic.paused}
     where = f" AND biz_type NOT IN ({','.join(paused.values())})" if paused else ""
-    found = center.store.scans.overdue(now - OVERDUE_MS, f"{where} AND {center.store.leases.unstarted()}")
+    found = center.store.scans.overdue(now - OVERDUE_MS, where, center.store.leases.unstarted())
     names = {topic.biz_type: topic.name for topic in topics}
     strange: dict[int, list[int]] = {}
     late: dict[str, list[int]] = {}
@@ -155,16 +156,18 @@ def overdue_lines(
         if not is_wrong(known, "database"):
             lines.append(Line(Level.WARN, "tasks", "-", what, "see the other lines; then run this again"))
     elif not lines:
-        aside = "; those of paused topics are not looked at" if paused else ""
+        do, aside = "", "; those of paused topics are not looked at" if paused else ""
         what = f"none is overdue by more than {OVERDUE_MS // 1000} s{aside}"
-        lines.append(Line(Level.OK, "tasks", "-", what, ""))
+        if found.more:
+            what, do = f"of those that were looked at {what}", "toc due counts what is overdue"
+        lines.append(Line(Level.NOTE if found.more else Level.OK, "tasks", "-", what, do))
     yield from lines
 
 
 def suspect_lines(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
     """Look for tasks that several workers did not survive: only a daemon runs them."""
-    where, soon = f" AND crashes>={center.settings.max_crashes:d}", center.clock.now_ms() + PUT_OFF_MS
-    found = Counter(row.biz_type for row in center.store.scans.overdue(soon, where).rows)
+    rows = _put_off(center, topics, f"crashes>={center.settings.max_crashes:d}")
+    found = Counter(row.biz_type for row in rows)
     for topic in topics:
         if topic.delivery is Delivery.HANDLER and (tasks := found[topic.biz_type]):
             what = f"{count(tasks, 'task')} that several workers did not survive: only a daemon runs them"
@@ -173,9 +176,15 @@ def suspect_lines(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
 
 def unread_lines(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
     """Look for tasks that were given back because their payload does not fit the handler."""
-    soon, where = center.clock.now_ms() + PUT_OFF_MS, f" AND INSTR(last_error,'{GIVEN_BACK}')>0"
-    rows = center.store.scans.overdue(soon, where).rows
+    rows = _put_off(center, topics, f"INSTR(last_error,'{GIVEN_BACK}')>0")
     for topic in topics:
         if ids := [row.job_id for row in rows if row.biz_type == topic.biz_type]:
             what = f"{count(len(ids), 'task')} given back, as the payload does not fit; dead after an hour"
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc get {ids[0]} names the field")
+
+
+def _put_off(center: TimeoutCenter, topics: Iterable[Topic], judge: str) -> list[DueRow]:
+    """Return those of the first tasks of topics, due or put off, of which a condition is true. A backlog of
+    paused topics would hide them."""
+    where = of_types([topic.biz_type for topic in topics if not topic.paused])
+    return center.store.scans.overdue(center.clock.now_ms() + PUT_OFF_MS, where, judge).rows

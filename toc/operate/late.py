@@ -135,7 +135,7 @@ def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:
     if topic.resume_rate and row.next_time < topic.resumed_at:
         return Span(Cause.RESUME_RATE, 0, 0, f"{topic.resume_rate} tasks a second")
     if topic.concurrency:
-        ran = Counter(one.owner for one in running(center, [topic], RUNNING) if one.since)
+        ran = Counter(one.owner for one in running(center, [topic], RUNNING).tasks if one.since)
         if max(ran.values(), default=0) >= topic.concurrency:
             return Span(Cause.CONCURRENCY, 0, 0, f"{topic.concurrency} at once")
     return same or Span(Cause.BACKLOG, 0, 0)
@@ -146,10 +146,11 @@ def _waiting(
 ) -> tuple[list[dict[str, Any]], bool]:
     """Return of each topic how many tasks are late and have not started, with why the first has not; and
     whether there are more than were read. A paused topic's too."""
+    from toc.store.tasks.scan import of_types
+
     store, by_type = center.store, {topic.biz_type: topic for topic in topics}
-    of = f" AND biz_type IN ({','.join(map(str, by_type))})" if by_type else " AND 1=0"
     before = center.clock.now_ms() - LATE_MS
-    due = store.scans.overdue(before, f"{of} AND {store.leases.unstarted()}")
+    due = store.scans.overdue(before, of_types(by_type), store.leases.unstarted())
     rows = sorted(due.rows, key=attrgetter("position"))
     tasks = Counter(row.biz_type for row in rows)
     first = {row.biz_type: row.job_id for row in reversed(rows)}

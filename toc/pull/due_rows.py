@@ -10,7 +10,7 @@ from toc.model.topic import Topic
 from toc.pull.handed_out import NO_FENCE, Candidate
 from toc.sdk.client import TimeoutCenter
 from toc.store.servers.shards import Answers
-from toc.store.tasks.scan import DueRow, Position
+from toc.store.tasks.scan import DueRow, Position, of_types
 
 T = TypeVar("T")
 
@@ -57,13 +57,12 @@ class DueRows:
         now = self._clock.now_ms()
         if not by_type:
             return Found({}, whole, ROWS_SECONDS)
-        types = f" AND biz_type IN ({','.join(map(str, by_type))})"
         ahead = now + int(1000 * ROWS_SECONDS)
         new: list[Future[Answers[list[DueRow]]]] = []
         for server, tables in enumerate(self._servers):
             if server not in self._asked:
                 starts = {table: self._places.get(table, Position(0)) for table in tables}
-                page = partial(self._store.scans.page, starts, ahead, ROWS_PAGE, where=types)
+                page = partial(self._store.scans.page, starts, ahead, ROWS_PAGE, where=of_types(by_type))
                 new.append(self._asked.setdefault(server, self._ask(page)))
         wait(new, ROWS_SECONDS)
         answers = [self._asked.pop(server).result() for server, one in [*self._asked.items()] if one.done()]

@@ -15,7 +15,7 @@ from toc.model.verdict import Failure
 from toc.store.servers.server import Statement
 from toc.store.store import Store
 from toc.store.tasks import select
-from toc.store.tasks.scan import DueRow, Position
+from toc.store.tasks.scan import DueRow, Position, of_types
 from toc.store.tasks.select import Selection
 
 # Pages of the task tables by next_time: complete, in order, and no more read than is returned.
@@ -109,6 +109,25 @@ def test_the_server_reads_no_more_than_it_returns(
     probe, page = sent
     assert reads(table, probe) <= 2
     assert reads(table, page) <= 12
+
+
+def test_a_search_among_overdue_rows_reads_few_of_them(
+    mysql_store: Store, new_row: NewRow, sent: list[str], reads: Reads
+) -> None:
+    """None of a backlog is leased: what is asked of a row is asked of the first rows alone."""
+    rows = [
+        new_row(biz_id=78, biz_type=biz_type, action_time=T0 - 9) for biz_type in (7, 8) for _ in range(3000)
+    ]
+    insert_many(mysql_store, [*rows, last := new_row(biz_id=78, biz_type=9, action_time=T0 - 1)])
+    (table,) = {row.job_id >> 12 & 15 for row in rows}
+    held, few = mysql_store.leases.held(), {"tables": 1, "each": 20}
+    for types, most in (((7, 8), 22), ((9,), 2)):
+        sent.clear()
+        found = mysql_store.scans.overdue(T0, of_types(types), held, **few)
+        assert (found.rows, found.more, found.failed) == ([], types == (7, 8), {})
+        (page,) = [statement for statement in sent if "ORDER BY" in statement]
+        assert reads(table, page) <= most
+    assert mysql_store.scans.overdue(T0, of_types([9]), "crashes=0").rows == [due(last)]
 
 
 def test_a_row_in_a_table_that_its_job_id_does_not_name_is_told_and_holds_up_no_other(

@@ -26,6 +26,7 @@ TASK = columns(
 LIFE = columns("at: When, what, status: HTTP status, seconds: Took, error: Error or answer")
 SHARES = columns("cause, seconds: For, since, evidence")
 RUNNING = columns("job_id: Task, slot, host, owner: Worker, since")
+SOME = "Others may run: not all due tasks were looked at, or not all tables answered."
 JOB_ID = re.compile(r"[1-9][0-9]{0,18}")
 
 
@@ -64,6 +65,11 @@ async def now_running(view: View) -> Part:
     return await view.part("Running tasks", "GET /v1/running", {"limit": "1000"}, fresh=CLUSTER_SECONDS)
 
 
+def whole(part: Part) -> bool:
+    """Whether these are all that run."""
+    return part.value is not None and not (part.value["more"] or part.value["missing"])
+
+
 @page("running", Action.READ_CLUSTER, menu="Running", live=True)
 async def running(view: View) -> Content:
     """What runs now."""
@@ -72,7 +78,11 @@ async def running(view: View) -> Content:
     if part.value is not None:
         about = "Those without a time have been taken by their worker, and have not started yet."
         tasks = sorted(part.value["tasks"], key=lambda one: one["since"] is None)
-        blocks.append(Table("", about, RUNNING, tasks, empty="No task runs in a worker."))
+        empty = "No task runs in a worker."
+        if not whole(part):
+            blocks.append(Note(text=SOME, level="warn"))
+            empty = "None was found."
+        blocks.append(Table("", about, RUNNING, tasks, empty=empty))
     return Content("Running now", blocks, part.at)
 
 

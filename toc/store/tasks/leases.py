@@ -181,7 +181,7 @@ class Leases:
         ours: set[int] = set().union(*parts.results)
         return Answers({one: one in ours for one in seconds if one not in parts.failed}, parts.failed)
 
-    def living(self, job_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
+    def living(self, job_ids: Iterable[int]) -> Answers[tuple[int, int]]:
         """Return of those of these rows that a worker has leased its number, and since when it runs
         (ms), 0 if it has not started."""
 
@@ -191,7 +191,7 @@ class Leases:
             results = server.run(sql.select_by_id(server, what, self._shards.names, ids))
             return {row[0]: (row[1], row[2]) for result in results for row in result.rows if row[1]}
 
-        return self._shards.each(self._shards.group(job_ids), read).joined().whole()
+        return self._shards.each(self._shards.group(job_ids), read).joined()
 
     def release(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
         """Release leases: no task of these runs here.

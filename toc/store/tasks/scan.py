@@ -1,12 +1,13 @@
 """Reads task tables in the order of next_time: for comparison with the index, and to count what comes due.
 
 All queries use the index (status, next_time, job_id, biz_type): a Position is a place in it, and
-a page begins after one. No page reads more than it returns, even if many rows share an instant.
+a page begins after one, even if many rows share an instant. A page reads no row that it does not return, but for
+those that workers have; of other topics than it is asked for it reads entries of the index alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from operator import attrgetter
 from typing import NamedTuple
@@ -22,7 +23,7 @@ PENDING = TaskStatus.PENDING
 FOREVER_MS = 253_370_764_800_000
 """The year 9999, beyond any deadline."""
 TABLES_READ, ROWS_READ = 32, 200
-"""How many tables, and rows of each, a search for what is overdue reads at most."""
+"""How many tables, and rows of each, a search for what is overdue reads, unless it is told."""
 
 
 class Position(NamedTuple):
@@ -34,7 +35,8 @@ class Position(NamedTuple):
 
 class DueRow(NamedTuple):
     """The columns of a row that the index and the purge need. Instants are in ms. ``next_time`` is when an
-    ended row ended; ``expires_at`` is 0 for never, ``body_length`` -1 without a body."""
+    ended row ended; ``expires_at`` is 0 for never, ``body_length`` -1 without a body; ``holds``: whether what
+    the scan was to judge is true."""
 
     job_id: int
     biz_type: int
@@ -44,6 +46,7 @@ class DueRow(NamedTuple):
     slot_amount: int
     expires_at: int = 0
     body_length: int = -1
+    holds: int = 1
 
     @property
     def position(self) -> Position:
@@ -64,7 +67,7 @@ class Scanned(NamedTuple):
 
 
 class OverdueRows(NamedTuple):
-    """Pending rows that are due, the first of each table. ``more``: there are more than these.
+    """Pending rows that are due, of the first of each table. ``more``: not all were read.
 
     ``failed`` gives the tables without an answer, and why.
     """
@@ -82,13 +85,13 @@ class Scans:
 
     def scan(
         self, quiet: Iterable[int], busy: Mapping[int, Position], from_ms: int, to_ms: int, limit: int, *,
-        status: TaskStatus = TaskStatus.PENDING, where: str = "",
+        status: TaskStatus = TaskStatus.PENDING, where: str = "", judge: str = "",
     ) -> Scanned:  # fmt: skip
         """Find rows of a status that are due in [from_ms, to_ms).
 
         For ``quiet`` tables it returns only whether there is one, for which the server reads one entry of the
-        index; for ``busy`` ones up to ``limit`` rows after a Position. ``where`` is one more SQL condition on
-        these, such as ``of_type`` returns.
+        index; for ``busy`` ones up to ``limit`` rows after a Position. ``where`` is one more SQL condition,
+        for which others are passed over (see ``of_types``). ``judge`` is one of which ``holds`` tells.
         """
         asked: dict[int, Position | None] = {**dict.fromkeys(quiet), **busy}
 
@@ -100,11 +103,12 @@ class Scans:
             names, start, end = self._shards.names, server.instant(from_ms), server.instant(to_ms)
             is_due = f"status={status:d} AND next_time>={start} AND next_time<{end}"
             # One text per row costs less than several (as in ``tries``).
-            columns = [_column(server, name) for name in DueRow._fields]
+            columns = [_column(server, name) for name in DueRow._fields[:-1]]
+            columns += [f"COALESCE(({judge}),0)"] if judge else []
             probes, selects = [], []
             for table, position in part.items():
                 if position is None:
-                    probes.append(f"SELECT {table:d} FROM {names[table]} WHERE {is_due} LIMIT 1")
+                    probes.append(f"SELECT {table:d} FROM {names[table]} WHERE {is_due}{where} LIMIT 1")
                 else:
                     selects.append(
                         f"SELECT {server.joined([f'{table:d}', *columns])} FROM {names[table]} "
@@ -121,7 +125,7 @@ class Scans:
         for _, rows in parts.results:
             for table, *values in rows:
                 if table in pages:  # else the answer is damaged
-                    pages[table].append(DueRow._make(values))
+                    pages[table].append(DueRow(*values))
         for page in pages.values():
             page.sort(key=attrgetter("position"))  # a union need not keep the order of its parts
         return Scanned([table for some, _ in parts.results for table in some], pages, parts.failed)
@@ -133,15 +137,20 @@ class Scans:
         scanned = self.scan((), starts, 0, to_ms, limit, where=where)
         return Answers(scanned.pages, scanned.failed)
 
-    def overdue(self, before_ms: int, where: str) -> OverdueRows:
-        """Return rows due before ``before_ms`` that have not ended, and for which an SQL condition holds:
-        whatever the index says, also of tasks that a worker has. The search is bounded."""
-        scanned = self.scan(range(self._shards.tables), {}, 0, before_ms, 1)
-        starts = dict.fromkeys(scanned.with_due_rows[:TABLES_READ], Position(0))
-        pages = self.page(starts, before_ms, ROWS_READ, where=where)
-        more = len(scanned.with_due_rows) > TABLES_READ or ROWS_READ in map(len, pages.values())
-        rows = [row for page in pages.values() for row in page]
-        return OverdueRows(rows, more, scanned.failed | pages.unanswered)
+    def overdue(
+        self, before_ms: int, where: str, judge: str, *, tables: int = TABLES_READ, each: int = ROWS_READ
+    ) -> OverdueRows:
+        """Return rows due before ``before_ms`` that have not ended, and of which ``judge`` is true (both
+        conditions as in ``scan``): whatever the index says, also of tasks that a worker has.
+
+        It reads the first rows of each table, in a bounded number of tables.
+        """
+        due = self.scan(range(self._shards.tables), {}, 0, before_ms, 1, where=where)
+        busy = dict.fromkeys(due.with_due_rows[:tables], Position(0))
+        found = self.scan((), busy, 0, before_ms, each, where=where, judge=judge)
+        more = len(due.with_due_rows) > tables or each in map(len, found.pages.values())
+        rows = [row for page in found.pages.values() for row in page if row.holds]
+        return OverdueRows(rows, more, due.failed | found.failed)
 
     def follow_switchover(self, table: int) -> str:
         """Connect anew to the server of a table if it has become read-only: its address may lead to another.
@@ -168,9 +177,9 @@ class Scans:
         return f" AND ((job_id>>12)&{self._shards.tables - 1:d})={table:d}"
 
 
-def of_type(biz_type: int) -> str:
-    """A condition for ``page``: rows of one biz_type."""
-    return f" AND biz_type={biz_type:d}"
+def of_types(biz_types: Collection[int]) -> str:
+    """A condition for ``scan``: rows of these biz_types. Of others it reads the index alone."""
+    return f" AND biz_type IN ({sql.numbers(biz_types or [-1])})"  # no task has -1
 
 
 def _column(server: DatabaseServer, name: str) -> str:

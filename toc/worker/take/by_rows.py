@@ -31,7 +31,7 @@ from toc.model.lateness import Cause
 from toc.model.topic import Slot, Topic
 from toc.observe.log import get_logger
 from toc.store.servers.shards import OF_TABLES, Trouble
-from toc.store.tasks.scan import Position
+from toc.store.tasks.scan import Position, of_types
 from toc.worker.check import Checker
 from toc.worker.entry import NO_FENCE, Entry
 from toc.worker.index_watch import IndexWatch
@@ -244,7 +244,7 @@ class RowTaker:
         if topics:
             leases = self.tools.store.leases
             due = f"{leases.due_within(int(AHEAD * 1000 * plan.period))} AND {leases.untaken()}"
-            where = f" AND biz_type IN ({','.join(map(str, topics))}) AND {due}"
+            where = f"{of_types(topics)} AND {due}"
             pages = self.tools.store.scans.page(starts, plan.until_ms, PAGE, where=where)
             if not pages and pages.unanswered:
                 self._failed(plan, pages.unanswered, began, RETRY_SECONDS)
