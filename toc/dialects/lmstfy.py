@@ -38,6 +38,8 @@ MAX_HOLD_SECONDS = 600.0
 """Longest wait of a consumer."""
 PAGE = 500
 
+COUNTED = 100_000
+"""About as many jobs are counted at most: whoever asks for a size needs no token."""
 ROLES = frozenset({Role.PRODUCE, Role.CONSUME, Role.OPERATE})
 """What a token of lmstfy may do, on the queues of its namespace."""
 SHORTEST_TOKEN = 20
@@ -324,7 +326,7 @@ class QueueRequest:
         if wanted is None:
             return 0
         selections = self._service.center.store.selections
-        return await self._service.within(ALL, partial(selections.count, wanted))
+        return await self._service.within(ALL, partial(selections.count, wanted, COUNTED))
 
     async def _shown(self, row: TaskRow) -> Answer:
         data = None

@@ -119,6 +119,8 @@ def test_open_tasks_are_counted_and_held_ones_only_while_held(fresh_store: Store
     insert_many(store, [*rows, new_row(biz_type=8)])
     pending = Selection(TaskStatus.PENDING, biz_types=[9])
     assert store.selections.count(pending) == 4
+    one_each = {store._shards.table_of(row.job_id) for row in rows[:4]}
+    assert store.selections.count(pending, most=len(store.tables) - 1) == len(one_each)
     assert store.selections.count(replace(pending, held=True)) == 0
     for row, sets in (
         (rows[0], "lease_owner=1,lease_until={later}"),

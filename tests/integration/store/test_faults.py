@@ -27,7 +27,7 @@ from toc.model.clock import Clock
 from toc.model.errors import DedupConflict, SchemaBehind, StoreUnavailable
 from toc.model.pull import PullLease
 from toc.model.sharding import BizId, table_of_job
-from toc.model.task import TaskRow
+from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
 from toc.store.migrate import Migrator
 from toc.store.servers import health
@@ -38,6 +38,7 @@ from toc.store.store import Store
 from toc.store.tasks import rows as sql
 from toc.store.tasks.batch import Finish, Guard
 from toc.store.tasks.pulls import HandOut
+from toc.store.tasks.select import Selection
 
 
 @pytest.fixture
@@ -111,6 +112,19 @@ def test_connections_that_the_server_closed_are_replaced_unnoticed(
     found = through_proxy.read(ids)
     assert [found[job_id].status for job_id in ids] == [2, 3, 0, 0, 0, 0]
     assert found[ids[2]].version == 1
+
+
+def test_a_long_read_harms_no_other_of_its_server(mysql_place: Any, new_row: NewRow, sent: list[str]) -> None:
+    with closing(mysql_place.open(read_timeout=1)) as store, structlog.testing.capture_logs() as logs:
+        insert(store, row := new_row())
+        tables = store._shards.group_tables(dict.fromkeys(store.tables))
+        long = store._shards.each(tables, lambda server, _: server.run([Statement("SELECT SLEEP(3)")]))
+        assert {type(error) for error in long.failed.values()} == {Lost}
+        assert row.job_id in store.read_each([row.job_id])
+        sent.clear()
+        assert store.selections.count(Selection(TaskStatus.PENDING)) > 0
+    assert "database_away" not in told(logs)
+    assert len(sent) == 16, "a statement for each table: each has its own time"
 
 
 def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_longer_than_any(

@@ -104,8 +104,13 @@ class Health:
         return {table: part for table, part in tables.items() if table not in failed}, failed
 
     def note(self, error: BaseException | None) -> None:
-        """Mark the server as away if this error says that it is: so no other caller waits for it."""
-        if isinstance(error, StoreUnavailable) and not isinstance(error, REACHED):
+        """Mark the server as away if this error says that it is: so no other caller waits for it.
+
+        One whose answer was lost is asked: what it was doing may only have been long.
+        """
+        if isinstance(error, db.Lost):
+            self.examine(lambda _seconds: False)
+        elif isinstance(error, StoreUnavailable) and not isinstance(error, REACHED):
             self.mark_away(error)
 
     def mark_away(self, error: StoreUnavailable) -> None:
@@ -152,7 +157,8 @@ class Health:
             error = exc
         if answered(0.0):
             return False
-        self.note(error)
+        if not isinstance(error, REACHED):
+            self.mark_away(error)
         return self.away is not None
 
     def set_aside(self, tables: Iterable[int]) -> None:

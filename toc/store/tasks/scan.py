@@ -1,8 +1,8 @@
 """Reads task tables in the order of next_time: for comparison with the index, and to count what comes due.
 
 All queries use the index (status, next_time, job_id, biz_type): a Position is a place in it, and
-a page begins after one, even if many rows share an instant. A page reads no row that it does not return, but for
-those that workers have; of other topics than it is asked for it reads entries of the index alone.
+a page begins after one, even if many rows share an instant. A page reads no row that it does not return, but
+for those that workers have; of other topics than it is asked for it reads entries of the index alone.
 """
 
 from __future__ import annotations

@@ -166,13 +166,15 @@ class Selections:
         found = self._shards.each(self._shards.group(job_ids), read).rows()
         return sorted(found, key=lambda row: (row.next_time, row.job_id))
 
-    def count(self, wanted: Selection) -> int:
-        """Return how many rows are selected. Reads all rows of the status and the times."""
+    def count(self, wanted: Selection, most: int | None = None) -> int:
+        """Return how many rows are selected. Reads all rows of the status and the times; of those that match
+        ``most`` at most, of each table its share."""
+        limit = "" if most is None else f" LIMIT {most // self._shards.tables + 1:d}"
 
         def read(server: DatabaseServer, part: Mapping[int, None]) -> int:
-            where, names = _where(server, wanted), self._shards.names
-            selects = [f"SELECT COUNT(*) FROM {names[table]} WHERE {where}" for table in part]
-            return sum(count for (count,) in sql.read(server, selects))
+            what, names = f"WHERE {_where(server, wanted)}{limit}) AS found", self._shards.names
+            selects = [Statement(f"SELECT COUNT(*) FROM (SELECT 1 FROM {names[one]} {what}") for one in part]
+            return sum(result.rows[0][0] for result in server.run(selects))  # each has its own time
 
         tables = self._shards.group_tables(dict.fromkeys(self._tables(wanted)))
         return sum(self._shards.each(tables, read).whole())
