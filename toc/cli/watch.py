@@ -143,7 +143,10 @@ def slots(
     values: Record = {} if topic is None else {"topic": topic}
     empty = "no topics, so no slots"
     if not watch:
-        show(acted(cluster.slots, **values)["slots"], as_json=as_json, empty=empty)
+        record = acted(cluster.slots, **values)
+        show(record["slots"], as_json=as_json, empty=empty)
+        if record["more"]:
+            say("only the first tasks of each table are counted: there may be more")
         return
     with opened() as center, screen() as draw:
         while True:

@@ -86,7 +86,7 @@ class ExpiredRequest(NamedTuple):
 class Peek(NamedTuple):
     """The state of a slot. ``next_due`` is as in ``Prepared``. The counts are entries.
 
-    ``due`` of the entries in ``store`` are due.
+    ``due`` of the entries in ``store`` are due. ``more``: without an index, there may be more than these.
     """
 
     next_due: int | None
@@ -95,6 +95,7 @@ class Peek(NamedTuple):
     dead: int
     redis_now_ms: int
     due: int = 0
+    more: bool = False
 
     @classmethod
     def each_of(cls, reply: list[Any]) -> Iterator[Peek]:

@@ -21,22 +21,22 @@ def depths(
 ) -> BySlot[Peek]:
     """Return the counts of each slot.
 
-    Without an index this reads the rows of all tasks that have not ended, or of those that are due if not
-    ``ahead``, as daemons ask, whose settings are known to be right. If a table does not answer, that is the
-    result of each slot: any may have tasks there.
+    Without an index this reads rows: of the first tasks of each table that have not ended, due or not, or of
+    all that are due if not ``ahead``, as daemons ask, whose settings are known to be right. If a table does
+    not answer, that is the result of each slot: any may have tasks there.
     """
     try:
         if queues.present and (not ahead or store.identity.indexed()):
             return queues.peek(slots)
-        counts = store.count_by_slot(now_ms, ahead=ahead).items()
+        counts = store.count_by_slot(now_ms, ahead=ahead)
     except (StoreUnavailable, SchemaBehind) as exc:
         return dict.fromkeys(slots, IndexUnavailable(str(exc)))
     names = {topic.biz_type: topic.name for topic in topics}
     found = {
         Slot(names[biz_type], number): Peek(
-            tasks.first, tasks.pending - tasks.held, tasks.held, tasks.dead, now_ms, tasks.due
+            tasks.first, tasks.pending - tasks.held, tasks.held, tasks.dead, now_ms, tasks.due, counts.more
         )
-        for (biz_type, number), tasks in counts
+        for (biz_type, number), tasks in counts.tasks.items()
         if biz_type in names
     }
-    return {slot: found.get(slot, Peek(None, 0, 0, 0, now_ms)) for slot in slots}
+    return {slot: found.get(slot, Peek(None, 0, 0, 0, now_ms, 0, counts.more)) for slot in slots}

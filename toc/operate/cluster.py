@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from toc.coordination.assignment import TABLES, Spread
 from toc.coordination.znodes import MAX_WEIGHT, check_node_name, slot_of
+from toc.index.messages import Peek
 from toc.model.access import Action as Right
 from toc.model.errors import ConfigError, InvalidInput, UnknownHost, shown
 from toc.model.topic import Delivery, Slot
@@ -102,7 +103,10 @@ def health(doing: Doing) -> Record:
 
 @operation("slot.list", "GET /v1/slots", Right.READ_CLUSTER, "Show slots", TOPIC, **CLUSTER)
 def slots(doing: Doing, topic: str | None = None) -> Record:
-    """Show every slot: its owner and why, how many tasks it holds, and how late it is."""
+    """Show every slot: its owner and why, how many tasks it holds, and how late it is.
+
+    `more`: without an index only the first tasks of each table are counted, and there may be more.
+    """
     from toc.maintenance.depths import depths
 
     center, store = doing.center, doing.center.store
@@ -110,7 +114,8 @@ def slots(doing: Doing, topic: str | None = None) -> Record:
     owners = {Slot(row.topic, row.number): row for row in slot_owners(center)}
     wanted = sorted(slot for each in topics for slot in each.slots())
     peeks = depths(store, center.queues, topics, wanted, center.clock.now_ms())
-    return {"slots": [slot_record(slot, owners.get(slot), peek) for slot, peek in peeks.items()]}
+    found = [slot_record(slot, owners.get(slot), peek) for slot, peek in peeks.items()]
+    return {"slots": found, "more": any(isinstance(peek, Peek) and peek.more for peek in peeks.values())}
 
 
 @operation("worker.list", "GET /v1/workers", Right.READ_CLUSTER, "Show workers", **CLUSTER)

@@ -39,16 +39,17 @@ def damaged_lines(store: Store) -> Iterator[Line]:
 
 def topic_lines(topics: list[Topic], peeks: BySlot[Peek], spread: Spread) -> Iterator[Line]:
     """The topics that are paused, have dead tasks, or whose slots need many connections."""
-    dead: Counter[str] = Counter()
+    dead, least = Counter[str](), ""
     for slot, peek in peeks.items():
         if isinstance(peek, Peek):
             dead[slot.topic] += peek.dead
+            least = "at least " if peek.more else least
     for topic in topics:
         if topic.paused:
             what = "paused: tasks are kept, none is started"
             yield Line(Level.NOTE, "topics", topic.name, what, f"toc topic resume {topic.name}")
         if dead[topic.name]:
-            what = count(dead[topic.name], "dead task")
+            what = f"{least}{count(dead[topic.name], 'dead task')}"
             yield Line(Level.WARN, "tasks", topic.name, what, f"toc dead list --topic {topic.name}")
         if spread.servers > 1 and spread.server(topic.slot_amount, 0) is None:
             what = "each slot has tasks on several database servers: its workers need connections to all"

@@ -115,6 +115,8 @@ class Top:
         for slot, depth in found.items():
             if not isinstance(depth, IndexUnavailable):
                 depths.setdefault(slot.topic, []).append(depth)
+        if any(depth.more for each in depths.values() for depth in each):
+            trouble.append("only the first tasks of each table are counted: there may be more")
         if failures:
             trouble.append(f"{len(failures)} of {len(slots)} slots could not be read: {failures[0]}")
         return depths

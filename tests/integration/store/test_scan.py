@@ -14,7 +14,8 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure
 from toc.store.servers.server import Statement
 from toc.store.store import Store
-from toc.store.tasks import select
+from toc.store.tasks import batch, select
+from toc.store.tasks.batch import SlotTasks
 from toc.store.tasks.scan import DueRow, Position, of_types
 from toc.store.tasks.select import Selection
 
@@ -128,6 +129,26 @@ def test_a_search_among_overdue_rows_reads_few_of_them(
         (page,) = [statement for statement in sent if "ORDER BY" in statement]
         assert reads(table, page) <= most
     assert mysql_store.scans.overdue(T0, of_types([9]), "crashes=0").rows == [due(last)]
+
+
+def test_what_slots_hold_is_counted_of_few_rows(
+    mysql_store: Store, new_row: NewRow, sent: list[str], reads: Reads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each table the first pending and dead rows, and it is said that there are more."""
+    monkeypatch.setattr(batch, "SLOT_ROWS", 1)
+    rows = [new_row(biz_id=79, biz_type=79, status=n % 2 * 4, action_time=n + 1) for n in range(3000)]
+    insert_many(mysql_store, rows)
+    (table,) = {row.job_id >> 12 & 15 for row in rows}
+    sent.clear()
+    found = mysql_store.count_by_slot(17, ahead=True)
+    (own,) = [tasks for (biz_type, _), tasks in found.tasks.items() if biz_type == 79]
+    assert found.more
+    assert own == SlotTasks(pending=16, held=0, due=9, dead=16, first=1)
+    (statement,) = [text for text in sent if f"timeout_task_{table:04d}" in text]
+    assert reads(table, statement) < 200
+    everything = mysql_store.count_by_slot(T0, ahead=False)
+    assert not everything.more
+    assert everything.tasks[79, rows[0].slot_crc % 16] == SlotTasks(1500, 0, 1500, 1500, 1)
 
 
 def test_a_row_in_a_table_that_its_job_id_does_not_name_is_told_and_holds_up_no_other(

@@ -39,7 +39,9 @@ from toc.observe.tracing import Tracing, is_traced, trace_id
 from toc.operate import cluster as operate_cluster
 from toc.operate.due import hour, lateness_record
 from toc.operate.operation import Doing, Record
+from toc.operate.top import Top
 from toc.store.servers.server import Locked
+from toc.store.tasks import batch
 from toc.worker.daemon.monitor import Monitor
 
 # What comes due when, as operators see it: at the command line, over HTTP, with and without an index.
@@ -405,7 +407,7 @@ def test_without_opentelemetry_traces_are_refused_with_what_to_do(monkeypatch: p
         Tracing.of(0.5)
 
 
-def test_without_an_index_a_table_without_an_answer_hides_the_counts_alone(
+def test_without_an_index_a_table_without_an_answer_hides_the_counts_alone_and_few_rows_are_read(
     alone: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     center = alone.center
@@ -429,3 +431,11 @@ def test_without_an_index_a_table_without_an_answer_hides_the_counts_alone(
     monitor._look(monitor._look_at_index)
     assert monitor.values()[metrics.UNSEEN.metric.name,] == [0.0]
     monitor.stop()
+    assert not operate_cluster.slots.do(Doing(center, "ann@h", Action.READ_CLUSTER))["more"]
+    monkeypatch.setattr(batch, "SLOT_ROWS", 1)
+    monkeypatch.setattr(batch, "LEAST_ROWS", 1)
+    submit(alone, SYNC, *[1800] * 40)
+    found = operate_cluster.slots.do(Doing(center, "ann@h", Action.READ_CLUSTER))
+    assert found["more"]
+    assert 0 < sum(slot["scheduled"] for slot in found["slots"]) < 40
+    assert any("there may be more" in one for one in Top(center).look().trouble)

@@ -7,7 +7,7 @@ from typing import Any
 from toc.console.pages.numbers import due, lateness
 from toc.console.pages.records import SLOTS
 from toc.console.shown import Block, Content, Facts, Note, Table, columns, path
-from toc.console.view import CLUSTER_SECONDS, View, page
+from toc.console.view import CLUSTER_SECONDS, Part, View, page
 from toc.model.access import Action
 
 HEALTH_SECONDS = 30.0
@@ -50,6 +50,12 @@ async def findings(view: View, *levels: str) -> tuple[list[Block], int | None]:
     return [*part.notes, Table("What is wrong", about, FINDINGS, shown, empty="Nothing.")], part.at
 
 
+def least(slots: Part) -> list[Block]:
+    """Say so if there may be more than is counted."""
+    text = "Only the first tasks of each table are counted: there may be more."
+    return [Note(text=text)] if slots.value is not None and slots.value["more"] else []
+
+
 def by_topic(slots: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Add up what the slots of each topic hold. The counts of those that could not be read are missing, and
     ``unread`` says so."""
@@ -77,7 +83,7 @@ async def overview(view: View) -> Content:
         view.part("Slots", "GET /v1/slots", fresh=CLUSTER_SECONDS),
         view.part("Topics", "GET /v1/topics", fresh=CLUSTER_SECONDS),
     )
-    blocks = [*wrong, *slots.notes, *policies.notes]
+    blocks = [*wrong, *slots.notes, *least(slots), *policies.notes]
     if slots.value is not None:
         paused = {one["name"]: one["paused"] for one in (policies.value or {"topics": ()})["topics"]}
         held = [{**one, "paused": paused.get(one["topic"])} for one in by_topic(slots.value["slots"])]
@@ -123,7 +129,7 @@ async def topic(view: View) -> Content:
     at = view.now_ms
     if view.may(Action.READ_CLUSTER):
         slots = await view.part("Slots", "GET /v1/slots", {"topic": name}, fresh=CLUSTER_SECONDS)
-        blocks += slots.notes
+        blocks += [*slots.notes, *least(slots)]
         if slots.value is not None and slots.at is not None:
             at = slots.at
             each = slots.value["slots"]

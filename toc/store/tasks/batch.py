@@ -7,6 +7,7 @@ then serves the sweep (toc.store.tasks.scan), the list of dead letters and the p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import partial
@@ -32,6 +33,8 @@ SentTries = Mapping[int, tuple[int, Delivered]]
 """Delivered webhooks by job_id: the number of the try, and what was answered."""
 NOT_SENT: SentTries = {}
 NOT_LATE: Late = {}
+SLOT_ROWS, LEAST_ROWS = 16_384, 16
+"""How many rows are read to show what slots hold, and how many of each table at least."""
 
 
 class SlotTasks(NamedTuple):
@@ -43,6 +46,13 @@ class SlotTasks(NamedTuple):
     due: int = 0
     dead: int = 0
     first: int | None = None
+
+
+class SlotCounts(NamedTuple):
+    """What slots hold, by biz_type and number. ``more``: tables may hold more than was counted."""
+
+    tasks: dict[tuple[int, int], SlotTasks]
+    more: bool
 
 
 class Finish(Enum):
@@ -96,38 +106,47 @@ class Batches(Tries):
         """Return the existing rows by job_id, of the servers that answer."""
         return self._shards.each(self._shards.group(job_ids), self._read).joined()
 
-    def count_by_slot(self, now_ms: int, *, ahead: bool) -> dict[tuple[int, int], SlotTasks]:
+    def count_by_slot(self, now_ms: int, *, ahead: bool) -> SlotCounts:
         """Count the tasks that have not ended well, by biz_type and number of the slot.
 
-        Those that are not due only if ``ahead``. Reads all these rows.
+        Those that are not due only if ``ahead``: then of the first tasks of each table, else of all.
         """
-        pending, slot = f"status={PENDING}", "slot_crc & (slot_amount-1)"  # a power of two
+        slot = "slot_crc & (slot_amount-1)"  # a power of two
+        each = max(LEAST_ROWS, SLOT_ROWS // self._shards.tables)
 
         def count(server: DatabaseServer, part: Mapping[int, None]) -> list[Any]:
-            due = f"{pending} AND next_time<={server.instant(now_ms)}"
+            due, pending = f"next_time<={server.instant(now_ms)}", f"status={PENDING}"
             taken, time_ms = f"{pending} AND ({held(server)})", server.milliseconds("next_time")
             counts = [
-                f"SUM(CASE WHEN {pending} THEN 1 ELSE 0 END)",
+                f"SUM({pending})",
                 f"SUM(CASE WHEN {taken} THEN 1 ELSE 0 END)",
-                f"SUM(CASE WHEN {taken} THEN 0 WHEN {due} THEN 1 ELSE 0 END)",
-                f"SUM(CASE WHEN status={DEAD} THEN 1 ELSE 0 END)",
+                f"SUM(CASE WHEN {taken} THEN 0 WHEN {pending} AND {due} THEN 1 ELSE 0 END)",
+                f"SUM(status={DEAD})",
                 f"MIN(CASE WHEN {taken} THEN NULL WHEN {pending} THEN {time_ms} END)",
             ]
-            selects = [
-                f"SELECT biz_type,{slot},{','.join(counts)} FROM {self._shards.names[table]} "
-                f"WHERE {pending if ahead else due} OR status={DEAD} GROUP BY biz_type,{slot}"
-                for table in part
-            ]
-            return sql.read(server, selects)
+            statements = []
+            for table in part:
+                rows = f"{self._shards.names[table]} WHERE {pending} AND {due} OR status={DEAD}"
+                if ahead:
+                    what = "SELECT biz_type,slot_crc,slot_amount,status,next_time,lease_until,pull_nonce FROM"
+                    where = f"{self._shards.names[table]} WHERE status={{}} ORDER BY next_time,job_id"
+                    parts = [f"{what} {where.format(one)} LIMIT {each:d}" for one in (PENDING, DEAD)]
+                    rows = f"({server.union(parts)}) AS firsts"
+                groups = f"SELECT {table:d},biz_type,{slot},{','.join(counts)} FROM {rows}"
+                statements.append(Statement(f"{groups} GROUP BY biz_type,{slot}"))
+            return [row for result in server.run(statements) for row in result.rows]
 
         everywhere = self._shards.group_tables(dict.fromkeys(range(self._shards.tables)))
         found: dict[tuple[int, int], SlotTasks] = {}
-        for biz_type, number, *counts, first in self._shards.each(everywhere, count).rows():
+        read: Counter[tuple[int, int]] = Counter()
+        for table, biz_type, number, *counts, first in self._shards.each(everywhere, count).rows():
             before = found.get((biz_type, number), SlotTasks())
             sums = [a + int(b) for a, b in zip(before[:4], counts, strict=True)]
             firsts = [one for one in (first, before.first) if one is not None]
             found[biz_type, number] = SlotTasks._make([*sums, min(firsts, default=None)])
-        return found
+            read[table, PENDING] += int(counts[0])
+            read[table, DEAD] += int(counts[3])
+        return SlotCounts(found, ahead and max(read.values(), default=0) >= each)
 
     # --- guarded changes -------------------------------------------------------------------------------
 
