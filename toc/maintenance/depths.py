@@ -28,15 +28,15 @@ def depths(
     try:
         if queues.present and (not ahead or store.identity.indexed()):
             return queues.peek(slots)
-        counts = store.count_by_slot(now_ms, ahead=ahead)
+        counts, more = store.count_by_slot(now_ms, ahead=ahead)
     except (StoreUnavailable, SchemaBehind) as exc:
         return dict.fromkeys(slots, IndexUnavailable(str(exc)))
     names = {topic.biz_type: topic.name for topic in topics}
     found = {
         Slot(names[biz_type], number): Peek(
-            tasks.first, tasks.pending - tasks.held, tasks.held, tasks.dead, now_ms, tasks.due, counts.more
+            tasks.first, tasks.pending - tasks.held, tasks.held, tasks.dead, now_ms, tasks.due, more
         )
-        for (biz_type, number), tasks in counts.tasks.items()
+        for (biz_type, number), tasks in counts.items()
         if biz_type in names
     }
-    return {slot: found.get(slot, Peek(None, 0, 0, 0, now_ms, 0, counts.more)) for slot in slots}
+    return {slot: found.get(slot, Peek(None, 0, 0, 0, now_ms, 0, more)) for slot in slots}

@@ -86,9 +86,9 @@ def running(center: TimeoutCenter, topics: Collection[Topic], limit: int) -> Run
     from toc.store.tasks.scan import of_types
 
     store, by_type = center.store, {one.biz_type: one for one in topics}
-    each, now = max(LEAST_ROWS, ROWS // len(store.tables)), center.clock.now_ms()
-    is_held, everywhere = store.leases.held(), len(store.tables)
-    due = store.scans.overdue(now + 1, of_types(by_type), is_held, tables=everywhere, each=each)
+    now, tables, is_held = center.clock.now_ms(), len(store.tables), store.leases.held()
+    each = max(LEAST_ROWS, ROWS // tables)
+    due = store.scans.overdue(now + 1, of_types(by_type), is_held, tables=tables, each=each)
     slots, whole = _taken(center, topics)
     for row in due.rows:
         if row.biz_type in by_type:
@@ -96,7 +96,7 @@ def running(center: TimeoutCenter, topics: Collection[Topic], limit: int) -> Run
     found = sorted(slots, key=lambda job_id: (slots[job_id], job_id))[:TAKEN]
     leases = store.leases.living(found)
     there = _where(center, leases, slots)
-    missing = {table_of_job(one, everywhere): error for one, error in leases.unanswered.items()}
+    missing = {table_of_job(one, tables): error for one, error in leases.unanswered.items()}
     more = len(slots) > TAKEN or len(there) > limit or (due.more and not whole)
     tasks = [there[job_id] for job_id in found if job_id in there]
     return Runs(tasks[:limit], {**missing, **due.failed}, more)
@@ -104,7 +104,7 @@ def running(center: TimeoutCenter, topics: Collection[Topic], limit: int) -> Run
 
 def _taken(center: TimeoutCenter, topics: Iterable[Topic]) -> tuple[dict[int, Slot], bool]:
     """Return the tasks in the PrepareQueues, and whether these are all that workers have taken there."""
-    if not center.queues.present:
+    if not (center.queues.present and center.store.identity.indexed()):
         return {}, False
     peeks = center.queues.peek([slot for topic in topics for slot in topic.slots()])
     busy = [slot for slot, peek in peeks.items() if isinstance(peek, IndexUnavailable) or peek.prepared]

@@ -140,15 +140,13 @@ def test_what_slots_hold_is_counted_of_few_rows(
     insert_many(mysql_store, rows)
     (table,) = {row.job_id >> 12 & 15 for row in rows}
     sent.clear()
-    found = mysql_store.count_by_slot(17, ahead=True)
-    (own,) = [tasks for (biz_type, _), tasks in found.tasks.items() if biz_type == 79]
-    assert found.more
-    assert own == SlotTasks(pending=16, held=0, due=9, dead=16, first=1)
+    slot = 79, rows[0].slot_crc % 16
+    found, more = mysql_store.count_by_slot(17, ahead=True)
+    assert (found[slot], more) == (SlotTasks(pending=16, held=0, due=9, dead=16, first=1), True)
     (statement,) = [text for text in sent if f"timeout_task_{table:04d}" in text]
     assert reads(table, statement) < 200
-    everything = mysql_store.count_by_slot(T0, ahead=False)
-    assert not everything.more
-    assert everything.tasks[79, rows[0].slot_crc % 16] == SlotTasks(1500, 0, 1500, 1500, 1)
+    found, more = mysql_store.count_by_slot(T0, ahead=False)
+    assert (found[slot], more) == (SlotTasks(1500, 0, 1500, 1500, 1), False)
 
 
 def test_a_row_in_a_table_that_its_job_id_does_not_name_is_told_and_holds_up_no_other(

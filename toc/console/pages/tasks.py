@@ -78,11 +78,8 @@ async def running(view: View) -> Content:
     if part.value is not None:
         about = "Those without a time have been taken by their worker, and have not started yet."
         tasks = sorted(part.value["tasks"], key=lambda one: one["since"] is None)
-        empty = "No task runs in a worker."
-        if not whole(part):
-            blocks.append(Note(text=SOME, level="warn"))
-            empty = "None was found."
-        blocks.append(Table("", about, RUNNING, tasks, empty=empty))
+        blocks += [] if whole(part) else [Note(text=SOME, level="warn")]
+        blocks.append(Table("", about, RUNNING, tasks, empty="No task was found that runs in a worker."))
     return Content("Running now", blocks, part.at)
 
 

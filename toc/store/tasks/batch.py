@@ -48,13 +48,6 @@ class SlotTasks(NamedTuple):
     first: int | None = None
 
 
-class SlotCounts(NamedTuple):
-    """What slots hold, by biz_type and number. ``more``: tables may hold more than was counted."""
-
-    tasks: dict[tuple[int, int], SlotTasks]
-    more: bool
-
-
 class Finish(Enum):
     """The outcome of finishing a task."""
 
@@ -106,47 +99,46 @@ class Batches(Tries):
         """Return the existing rows by job_id, of the servers that answer."""
         return self._shards.each(self._shards.group(job_ids), self._read).joined()
 
-    def count_by_slot(self, now_ms: int, *, ahead: bool) -> SlotCounts:
+    def count_by_slot(self, now_ms: int, *, ahead: bool) -> tuple[dict[tuple[int, int], SlotTasks], bool]:
         """Count the tasks that have not ended well, by biz_type and number of the slot.
 
-        Those that are not due only if ``ahead``: then of the first tasks of each table, else of all.
+        Those that are not due only if ``ahead``: then of the first tasks of each table, else of all. Returns
+        also whether there may be more.
         """
         slot = "slot_crc & (slot_amount-1)"  # a power of two
         each = max(LEAST_ROWS, SLOT_ROWS // self._shards.tables)
+        first = f"ORDER BY next_time,job_id LIMIT {each:d}"
 
         def count(server: DatabaseServer, part: Mapping[int, None]) -> list[Any]:
-            due, pending = f"next_time<={server.instant(now_ms)}", f"status={PENDING}"
+            due, pending, dead = f"next_time<={server.instant(now_ms)}", f"status={PENDING}", f"status={DEAD}"
             taken, time_ms = f"{pending} AND ({held(server)})", server.milliseconds("next_time")
             counts = [
                 f"SUM({pending})",
                 f"SUM(CASE WHEN {taken} THEN 1 ELSE 0 END)",
                 f"SUM(CASE WHEN {taken} THEN 0 WHEN {pending} AND {due} THEN 1 ELSE 0 END)",
-                f"SUM(status={DEAD})",
+                f"SUM({dead})",
                 f"MIN(CASE WHEN {taken} THEN NULL WHEN {pending} THEN {time_ms} END)",
             ]
+            what = "biz_type,slot_crc,slot_amount,status,next_time,lease_until,pull_nonce"
             statements = []
             for table in part:
-                rows = f"{self._shards.names[table]} WHERE {pending} AND {due} OR status={DEAD}"
-                if ahead:
-                    what = "SELECT biz_type,slot_crc,slot_amount,status,next_time,lease_until,pull_nonce FROM"
-                    where = f"{self._shards.names[table]} WHERE status={{}} ORDER BY next_time,job_id"
-                    parts = [f"{what} {where.format(one)} LIMIT {each:d}" for one in (PENDING, DEAD)]
-                    rows = f"({server.union(parts)}) AS firsts"
-                groups = f"SELECT {table:d},biz_type,{slot},{','.join(counts)} FROM {rows}"
+                rows = f"{self._shards.names[table]} WHERE"
+                firsts = server.union(f"SELECT {what} FROM {rows} {of} {first}" for of in (pending, dead))
+                of = f"({firsts}) AS firsts" if ahead else f"{rows} {pending} AND {due} OR {dead}"
+                groups = f"SELECT {table:d},biz_type,{slot},{','.join(counts)} FROM {of}"
                 statements.append(Statement(f"{groups} GROUP BY biz_type,{slot}"))
             return [row for result in server.run(statements) for row in result.rows]
 
         everywhere = self._shards.group_tables(dict.fromkeys(range(self._shards.tables)))
         found: dict[tuple[int, int], SlotTasks] = {}
         read: Counter[tuple[int, int]] = Counter()
-        for table, biz_type, number, *counts, first in self._shards.each(everywhere, count).rows():
+        for table, biz_type, number, *counts, first_due in self._shards.each(everywhere, count).rows():
             before = found.get((biz_type, number), SlotTasks())
             sums = [a + int(b) for a, b in zip(before[:4], counts, strict=True)]
-            firsts = [one for one in (first, before.first) if one is not None]
+            firsts = [one for one in (first_due, before.first) if one is not None]
             found[biz_type, number] = SlotTasks._make([*sums, min(firsts, default=None)])
-            read[table, PENDING] += int(counts[0])
-            read[table, DEAD] += int(counts[3])
-        return SlotCounts(found, ahead and max(read.values(), default=0) >= each)
+            read += Counter({(table, PENDING): int(counts[0]), (table, DEAD): int(counts[3])})
+        return found, ahead and max(read.values(), default=0) >= each
 
     # --- guarded changes -------------------------------------------------------------------------------
 
