@@ -14,7 +14,7 @@ remove it, with the alarm ``orphan_dropped``. If that fails, the next reader rem
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import fmod
 from operator import attrgetter
 from typing import Any
