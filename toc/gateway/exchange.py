@@ -248,3 +248,9 @@ class Exchange:
                 await self._send({"type": "http.response.body", "body": part, "more_body": True})
             await self._send({"type": "http.response.body", "body": b""})
             self.connection.answered()
+
+
+def current_sender() -> str:
+    """Return who sent the request that the current task answers; empty if it answers none."""
+    exchange = CURRENT.get(None)
+    return "" if exchange is None else exchange.sender

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from toc.gateway.exchange import CURRENT
+from toc.gateway.exchange import CURRENT, current_sender
 from toc.gateway.shares import Shares
 from toc.model.errors import Busy, StoreUnavailable, TocError, UnknownTopic
 from toc.model.pull import PullLease
@@ -91,9 +91,9 @@ class Service:
     def __init__(self, center: TimeoutCenter, book: TokenBook, lease_secret: bytes) -> None:
         self.center = center
         self.book = book
-        self.batcher = Batcher(center)
+        self.batcher = Batcher(center, current_sender)
         self.keeping = self.batcher.keep_topics()
-        self.pulls = Pulls(center, lease_secret)
+        self.pulls = Pulls(center, lease_secret, current_sender)
         self.stopping = False
         self._loop = asyncio.get_running_loop()
         self._lines: dict[str, Line] = {}
@@ -121,8 +121,7 @@ class Service:
         line = self._lines.get(pool)
         if line is None:
             line = self._lines[pool] = Line(pool, **more)
-        exchange = CURRENT.get(None)
-        found: R = await line.run("" if exchange is None else exchange.sender, do)
+        found: R = await line.run(current_sender(), do)
         return found
 
     def hold(self, size: int) -> None:

@@ -30,7 +30,7 @@ from toc.pull.handed_out import NO_FENCE, Candidate, HandedOut, TtrOf
 from toc.pull.handout import EndedLease, HandOuts, Mover
 from toc.pull.taker import Taker
 from toc.pull.waiting_pulls import LAST_SECONDS, WaitingPull, WaitingPulls
-from toc.sdk.batcher import Settle, ask_each, not_answered, one_each
+from toc.sdk.batcher import Sender, Settle, ask_each, not_answered, one_each
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.cluster import episode_writer
 
@@ -81,12 +81,12 @@ class LeaseBatches:
     event loop.
     """
 
-    def __init__(self, center: TimeoutCenter, outs: HandOuts, mover: Mover) -> None:
+    def __init__(self, center: TimeoutCenter, outs: HandOuts, mover: Mover, sender: Sender) -> None:
         self._store, self._catalog = center.store, center.catalog
         self._outs, self._mover = outs, mover
         verbs = {"ack": self._ack, "nack": self._nack, "extend": self._extend, "release": self._release}
         self._batchers = {
-            verb: one_each(center, f"pull-{verb}", partial(self._send, do), not_answered)
+            verb: one_each(center, f"pull-{verb}", partial(self._send, do), not_answered, sender)
             for verb, do in verbs.items()
         }
 
@@ -175,17 +175,17 @@ class Pulls:
     """What pull consumers can do, for one event loop, on which it is made. Stop it.
 
     Threads start with the first call; if one of them dies, the process ends. ``lease_secret`` is the task
-    table's (``store.identity``): it seals the texts of leases.
+    table's (``store.identity``): it seals the texts of leases. ``sender`` is that of ``Batcher``.
     """
 
-    def __init__(self, center: TimeoutCenter, lease_secret: bytes) -> None:
+    def __init__(self, center: TimeoutCenter, lease_secret: bytes, sender: Sender = str) -> None:
         self._catalog, self._clock = center.catalog, center.clock
         self._waiting = WaitingPulls(asyncio.get_running_loop())
         self._secret = lease_secret
         holdups = Holdups(center.clock, center.settings.host)
         self._taker = Taker(center, self._waiting, holdups, lease_secret)
         self._episodes = episode_writer(center.store.episodes, holdups)
-        self._batches = LeaseBatches(center, self._taker.outs, self._taker.mover)
+        self._batches = LeaseBatches(center, self._taker.outs, self._taker.mover, sender)
         self._releases: set[asyncio.Task[Any]] = set()
         self._started = False
 

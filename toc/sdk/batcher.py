@@ -15,7 +15,7 @@ A batch that its server does not answer in time no longer holds back the next on
 import asyncio
 import contextlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -41,9 +41,11 @@ MAX_TOGETHER = 500
 """Most items of a batch."""
 MAX_BYTES = 500_000
 """Most bytes of a batch, roughly. Escaped, that is still less than what any server accepts at once."""
-MAX_WAITING = 5_000
-"""Most items that wait for one server; further ones are refused."""
-MAX_WAITING_BYTES = 32 << 20
+MAX_WAITING = 10_000
+"""Most items that wait for one server or are under way, if they are small."""
+MAX_WAITING_BYTES = 64 << 20
+"""Most bytes of them; a smaller item counts for as much as one of so many. A sender may have as many as he
+leaves free, and has a first call in any case: he can keep out nobody else."""
 LARGE_BYTES = 100_000
 """A larger item goes by itself: the others of its batch would wait for it."""
 PATIENCE_SECONDS = 0.05
@@ -58,6 +60,8 @@ Settle = Callable[[Sequence[Any]], None]
 """Takes the outcome of each item of a batch: a result, a TocError, or APART."""
 Send = Callable[[Sequence[Item], Settle], None]
 GivenUp = Callable[[Item], TocError]
+Sender = Callable[[], str]
+"""Returns in whose name the present call is made."""
 APART = object()
 """The outcome of an item that must go by itself."""
 
@@ -70,6 +74,12 @@ class _Pending(Generic[Item]):
     """Done once its caller has an answer, or has left."""
     until: float
     """When its caller gets an error instead, by the clock of the event loop."""
+    sender: str
+
+    @property
+    def counts(self) -> int:
+        """The bytes that it counts for."""
+        return max(self.size, MAX_WAITING_BYTES // MAX_WAITING)
 
 
 class _Line(Generic[Item]):
@@ -114,12 +124,18 @@ class ServerBatcher(Generic[Item, Outcome]):
     """What many callers ask one server, in batches. For one event loop."""
 
     def __init__(
-        self, center: TimeoutCenter, server: int, name: str, send: Send[Item], given_up: GivenUp[Item]
+        self,
+        center: TimeoutCenter,
+        server: int,
+        name: str,
+        send: Send[Item],
+        given_up: GivenUp[Item],
+        sender: Sender,
     ) -> None:
         """``send`` runs on a thread. It calls the Settle once, and may then do more. ``given_up`` returns the
         error of a caller who has waited too long."""
         self._send = send
-        self._given_up = given_up
+        self._given_up, self._sender = given_up, sender
         self._center, self._server = center, server
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(4 * UNDER_WAY, f"toc-{name}-{server}")
@@ -127,8 +143,8 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._apart = _Line[Item]()
         self._asked: set[_Pending[Item]] = set()
         """Who waits for an answer; perhaps some who have left."""
-        self._bytes = 0
-        """Those that wait or are under way."""
+        self._counted = Counter[str]()
+        """The bytes of what waits or is under way, by sender."""
         self._open: set[_Batch[Item]] = set()
         """Batches under way, not answered yet."""
         self._busy = 0
@@ -149,20 +165,19 @@ class ServerBatcher(Generic[Item, Outcome]):
     def line_up(self, items: Iterable[tuple[Item, int]]) -> list[asyncio.Future[Outcome | TocError]]:
         """Let items wait, each given with its size. Returns their outcomes to come: for all StoreUnavailable
         or Busy, and at once, if these are refused."""
-        until = self._loop.time() + GIVE_UP_SECONDS
-        asked = [_Pending(item, size, self._loop.create_future(), until) for item, size in items]
-        total = self._bytes + sum([one.size for one in asked])
-        waiting = len(self._waiting) + len(self._apart)
+        until, sender = self._loop.time() + GIVE_UP_SECONDS, self._sender()
+        asked = [_Pending(item, size, self._loop.create_future(), until, sender) for item, size in items]
+        more, his = sum([one.counts for one in asked]), self._counted[sender]
         refused: TocError | None = None
         if (away := self._center.store.away(self._server)) is not None:
             refused = StoreUnavailable(str(away))
-        elif waiting and (waiting + len(asked) > MAX_WAITING or total > MAX_WAITING_BYTES):
+        elif his and more > MAX_WAITING_BYTES - self._counted.total() - his:
             refused = Busy("too many requests wait for a database server; try again in a moment")
         if refused is not None:
             for one in asked:
                 one.answer.set_result(refused)
             return [one.answer for one in asked]
-        self._bytes = total
+        self._counted[sender] += more
         self._asked.update(asked)
         self._waiting.add([one for one in asked if one.size <= LARGE_BYTES])
         self._apart.add([one for one in asked if one.size > LARGE_BYTES])
@@ -252,7 +267,9 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._pump_soon()
 
     def _settle(self, asked: _Pending[Item], outcome: Any) -> None:
-        self._bytes -= asked.size
+        self._counted[asked.sender] -= asked.counts
+        if not self._counted[asked.sender]:
+            del self._counted[asked.sender]
         self._asked.discard(asked)
         if not asked.answer.done():
             asked.answer.set_result(outcome)
@@ -289,11 +306,11 @@ class ServerBatcher(Generic[Item, Outcome]):
 
 
 def one_each(
-    center: TimeoutCenter, name: str, send: Send[Item], given_up: GivenUp[Item]
+    center: TimeoutCenter, name: str, send: Send[Item], given_up: GivenUp[Item], sender: Sender
 ) -> list[ServerBatcher[Item, Any]]:
     """Return a batcher for each server, by number."""
     servers = range(len(center.store.tables_of_server()))
-    return [ServerBatcher(center, server, name, send, given_up) for server in servers]
+    return [ServerBatcher(center, server, name, send, given_up, sender) for server in servers]
 
 
 async def ask_each(
@@ -317,16 +334,16 @@ def not_answered(_item: object) -> TocError:
 class Batcher:
     """Submits and reads tasks for many coroutines of one event loop, on which it is made. Close it.
 
-    Every call raises what TimeoutCenter's does, and Busy.
+    Every call raises what TimeoutCenter's does, and Busy. ``sender``: by default all calls are one's.
     """
 
-    def __init__(self, center: TimeoutCenter) -> None:
+    def __init__(self, center: TimeoutCenter, sender: Sender = str) -> None:
         self.center = center
         self._loop = asyncio.get_running_loop()
         self._submits = one_each(
-            center, "submit", self._store, lambda one: errors.SubmitUnknown(one.row.job_id)
+            center, "submit", self._store, lambda one: errors.SubmitUnknown(one.row.job_id), sender
         )
-        self._reads = one_each(center, "read", self._read, not_answered)
+        self._reads = one_each(center, "read", self._read, not_answered, sender)
         self._batchers: list[ServerBatcher[Any, Any]] = [*self._submits, *self._reads]
         self._topics_thread = ThreadPoolExecutor(1, "toc-topics")
         self._reading_topics: Future[Any] | None = None

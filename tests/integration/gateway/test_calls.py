@@ -5,11 +5,12 @@ import hashlib
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,13 +23,16 @@ from harness.system import System
 from toc import NewTask, TaskStatus, Topic
 from toc.gateway.app import CALLS
 from toc.gateway.calls import HttpCall
+from toc.gateway.exchange import CURRENT
 from toc.gateway.service import MAX_CALLS, THREADS, Line, Service
 from toc.model.access import Role, Token
 from toc.model.errors import Busy, NotGranted, SchemaBehind, StoreUnavailable, TocError
+from toc.model.pull import PullLease
+from toc.model.topic import Delivery
 from toc.operate import tokens
 from toc.operate.tokens import REFRESH_SECONDS, TokenBook
 from toc.sdk import batcher
-from toc.sdk.batcher import Batcher
+from toc.sdk.batcher import Batcher, Settle
 from toc.store.servers.server import Statement
 from toc.store.tasks.history import FailedTry, line
 
@@ -438,3 +442,43 @@ async def test_one_sender_has_neither_all_places_of_a_line_nor_its_last_thread()
     finally:
         over.set()
         line.close()
+
+
+@pytest.mark.parametrize("what", ["submit", "ack", "extend"])
+async def test_one_sender_has_not_all_places_before_a_server(
+    system: System, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    store, over = system.center.store, threading.Event()
+    store.topics.create(Topic("test.pulled", 9, 4, delivery=Delivery.PULL))
+    system.center.catalog.refresh()
+    service = Service(
+        system.center, TokenBook(store.tokens, system.center.clock), store.identity.lease_secret()
+    )
+    pulls, many = service.pulls, service.batcher
+    lines = many._submits if what == "submit" else pulls._batches._batchers[what]
+    task = await many.checked(NewTask("test.sync", 1, 3600))
+    lease = PullLease(1 << 22, 0, 9, 0, bytes(16))
+
+    def send(items: Sequence[object], answer: Settle) -> None:
+        over.wait(60)
+        answer([None] * len(items))
+
+    async def ask(sender: str) -> set[type]:
+        CURRENT.set(SimpleNamespace(sender=sender))  # type: ignore[arg-type]
+        if what == "submit":
+            return set(map(type, await many.store_each([task] * 100)))
+        found = pulls.ack([lease] * 100) if what == "ack" else pulls.extend([lease] * 100, ttr=5)
+        return set(map(type, await found))
+
+    try:
+        for line in lines:
+            monkeypatch.setattr(line, "_send", send)
+        asked = [asyncio.create_task(ask(sender)) for sender in ["many"] * 128 + ["other"] * 8]
+        await asyncio.wait(asked, return_when="FIRST_COMPLETED")
+        over.set()
+        found = await asyncio.gather(*asked)
+        assert {Busy} in found[:128]
+        assert {Busy} not in found[128:]
+    finally:
+        over.set()
+        await service.close()

@@ -202,7 +202,7 @@ async def test_an_ack_that_comes_before_the_move_of_its_entry_is_prepared_leaves
 async def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gateway: Pulls) -> None:
     held = pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
     key = (await one(gateway)).key
-    others = [key._replace(job_id=key.job_id + n) for n in range(1, 2 * MAX_WAITING)]
+    others = [key._replace(job_id=key.job_id + n) for n in range(1, MAX_WAITING)]
     store = pulled.center.store
     server, table = store._shards.servers[0], store._shards.names[store._shards.table_of(held)]
     locker = server._connect_within(5)
