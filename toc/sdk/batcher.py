@@ -60,6 +60,8 @@ Settle = Callable[[Sequence[Any]], None]
 """Takes the outcome of each item of a batch: a result, a TocError, or APART."""
 Send = Callable[[Sequence[Item], Settle], None]
 GivenUp = Callable[[Item], TocError]
+Away = Callable[[], StoreUnavailable | None]
+"""Returns why the server is out of reach, None if it is not."""
 Sender = Callable[[], str]
 """Returns in whose name the present call is made."""
 APART = object()
@@ -124,21 +126,14 @@ class ServerBatcher(Generic[Item, Outcome]):
     """What many callers ask one server, in batches. For one event loop."""
 
     def __init__(
-        self,
-        center: TimeoutCenter,
-        server: int,
-        name: str,
-        send: Send[Item],
-        given_up: GivenUp[Item],
-        sender: Sender,
+        self, away: Away, name: str, send: Send[Item], given_up: GivenUp[Item], sender: Sender
     ) -> None:
-        """``send`` runs on a thread. It calls the Settle once, and may then do more. ``given_up`` returns the
-        error of a caller who has waited too long."""
+        """``send`` runs on a thread. It calls the Settle once, and may then do more, of which an error is
+        logged. ``given_up`` returns the error of a caller who has waited too long."""
         self._send = send
-        self._given_up, self._sender = given_up, sender
-        self._center, self._server = center, server
+        self._away, self._given_up, self._sender = away, given_up, sender
         self._loop = asyncio.get_running_loop()
-        self._threads = Threads(4 * UNDER_WAY, f"toc-{name}-{server}")
+        self._threads = Threads(4 * UNDER_WAY, f"toc-{name}")
         self._waiting = _Line[Item]()
         self._apart = _Line[Item]()
         self._asked: set[_Pending[Item]] = set()
@@ -169,7 +164,7 @@ class ServerBatcher(Generic[Item, Outcome]):
         asked = [_Pending(item, size, self._loop.create_future(), until, sender) for item, size in items]
         more, his = sum([one.counts for one in asked]), self._counted[sender]
         refused: TocError | None = None
-        if (away := self._center.store.away(self._server)) is not None:
+        if (away := self._away()) is not None:
             refused = StoreUnavailable(str(away))
         elif his and more > MAX_WAITING_BYTES - self._counted.total() - his:
             refused = Busy("too many requests wait for a database server; try again in a moment")
@@ -256,7 +251,10 @@ class ServerBatcher(Generic[Item, Outcome]):
 
     def _take(self, batch: _Batch[Item], outcomes: Sequence[Any]) -> None:
         """Give the callers of a batch their outcomes, unless they have them."""
-        if batch not in self._open:
+        if batch not in self._open:  # what followed its answer has failed
+            log.warning(
+                "batch_not_indexed", tasks=len(outcomes), error=str(outcomes[0]), exc_info=outcomes[0]
+            )
             return
         self._open.discard(batch)
         for asked, outcome in zip(batch.asked, outcomes, strict=True):
@@ -309,8 +307,8 @@ def one_each(
     center: TimeoutCenter, name: str, send: Send[Item], given_up: GivenUp[Item], sender: Sender
 ) -> list[ServerBatcher[Item, Any]]:
     """Return a batcher for each server, by number."""
-    servers = range(len(center.store.tables_of_server()))
-    return [ServerBatcher(center, server, name, send, given_up, sender) for server in servers]
+    away, servers = center.store.away, range(len(center.store.tables_of_server()))
+    return [ServerBatcher(partial(away, one), f"{name}-{one}", send, given_up, sender) for one in servers]
 
 
 async def ask_each(
@@ -468,10 +466,7 @@ class Batcher:
         outcomes = self.center.store.put_each(tasks)  # [rule: row-first]
         failpoint("batch.rows-stored")
         answer([APART if one is None else one.put if isinstance(one, Stored) else one for one in outcomes])
-        try:
-            self.center._changes.apply([one for one in outcomes if isinstance(one, Stored)])
-        except Exception as exc:  # nobody waits for this thread any more
-            log.warning("submit_not_indexed", tasks=len(tasks), error=str(exc), exc_info=exc)
+        self.center._changes.apply([one for one in outcomes if isinstance(one, Stored)])
 
     def _read(self, job_ids: Sequence[int], answer: Settle) -> None:
         found = self.center.store.read_each(job_ids)

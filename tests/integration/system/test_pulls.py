@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from harness.patience import PATIENCE
 from harness.pulls import opened_pulls
 from harness.rows import change
@@ -177,6 +178,20 @@ async def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_s
         await settled(pulled, {} if answer == "ack" else {"dead": 1})
     else:
         assert (await one(gateway)).attempt == (2 if answer == "nack" else 1)
+
+
+async def test_what_fails_after_the_outcome_of_an_ack_is_logged_and_changes_it_not(
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled.center.submit(TOPIC, biz_id=1, delay=0.05)
+    first = await one(gateway)
+    monkeypatch.setattr(gateway._taker.mover, "ended", None)
+    with structlog.testing.capture_logs() as logs:
+        assert await gateway.ack([first.lease]) == [AckOutcome.ACKED]
+        async with asyncio.timeout(PATIENCE):
+            while not gateway._batches._batchers["ack"][0].idle:
+                await asyncio.sleep(0)
+    assert [(line["event"], line["tasks"]) for line in logs] == [("batch_not_indexed", 1)]
 
 
 @pytest.mark.parametrize("by", ["entry", "row"])
