@@ -24,7 +24,7 @@ from toc.model.topic import Topic
 from toc.model.verdict import Check, after_failure, check
 from toc.webhooks.answers import Meaning, Response, excerpt, meaning, retry_after
 from toc.webhooks.breaker import FAILURES, FIRST_SECONDS, Breaker
-from toc.webhooks.connect import Resolver, refusal
+from toc.webhooks.connect import IN_NAME_OF, Resolver, refusal
 from toc.webhooks.limiter import FORGET_SECONDS, Capacity, Limiter
 from toc.webhooks.request import plain, signature
 from toc.webhooks.sender import Sender, check_headers, reason
@@ -448,6 +448,7 @@ def test_names_that_hang_hold_up_no_other() -> None:
         loop = asyncio.get_running_loop()
 
         async def addresses(host: str) -> list[str]:
+            IN_NAME_OF.set(host)
             return [one["host"] for one in await resolver.resolve(host, 443)]
 
         lost = [loop.create_task(addresses(f"hangs{n}.test")) for n in range(100)]

@@ -5,7 +5,8 @@ socket is made, so nothing else can be connected to: no literal, which aiohttp d
 from its cache.
 
 A look-up that hangs keeps a thread, and nothing ends it. aiohttp looks each name up once at a time, and up to
-MAX_LOOKUPS are looked up at once: so names which hang hold up no others, unless there are very many.
+MAX_LOOKUPS are looked up at once, a quarter of them in the name of one target or topic. So names which hang
+hold up no others', unless there are very many; then what has no turn in time uses up no try.
 
 An address may embed another one, to which a translator or a tunnel would pass the connection on. Every
 embedded address is judged as well, and one that is refused refuses the whole. NAT64 for local use
@@ -26,10 +27,10 @@ import asyncio
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from contextvars import ContextVar
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from aiohttp import ClientRequest, ClientTimeout, TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -56,6 +57,8 @@ AT_ONCE_BYTES = 1 << 15
 Infos = Sequence[tuple[Any, ...]]
 Lookup = Callable[..., Infos]
 """``socket.getaddrinfo``, or its replacement."""
+IN_NAME_OF: ContextVar[str] = ContextVar("in_name_of", default="")
+"""Whose the present request is: the target, or the topic whose task has a URL of its own."""
 
 
 # --- addresses
@@ -147,6 +150,9 @@ class Resolver(AbstractResolver):
         self._allowed = allowed
         self._lookup = lookup
         self._threads = ThreadPoolExecutor(MAX_LOOKUPS, "toc-name")
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self.waiting: set[str] = set()
+        """Names that have had no turn yet."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -154,9 +160,11 @@ class Resolver(AbstractResolver):
         """Return the addresses of a name that may be connected to. Raises OSError if there is none."""
         found: list[ResolveResult] = []
         refused: AddressRefused | None = None
-        look_up = partial(self._lookup, host, 0, type=socket.SOCK_STREAM)
+        turns = self._turns.setdefault(IN_NAME_OF.get(), asyncio.Semaphore(MAX_LOOKUPS // 4))
+        self.waiting.add(host)
         try:
-            infos = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
+            async with turns:
+                infos = await asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, host)
         except RuntimeError as exc:  # can't start new thread
             raise OSError(str(exc)) from exc
         for kind, _type, proto, _name, address in infos:
@@ -174,6 +182,10 @@ class Resolver(AbstractResolver):
         if not found:
             raise refused or OSError(f"{host}: there is no address of this name")
         return found
+
+    def _look_up(self, host: str) -> Infos:
+        self.waiting.discard(host)
+        return self._lookup(host, 0, type=socket.SOCK_STREAM)
 
     async def close(self) -> None:
         """End the threads, those that still look names up when they have the answer."""

@@ -17,7 +17,7 @@ from toc.failpoint import failpoint
 from toc.index.queues import Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock, to_ms
-from toc.model.errors import InvalidTarget, SecretsLocked, TocError, UnknownTarget
+from toc.model.errors import Busy, InvalidTarget, SecretsLocked, TocError, UnknownTarget
 from toc.model.handler import Handler
 from toc.model.raised import Delivered, Postponed, Sent, Undelivered
 from toc.model.target import Allow, Target, TargetSecrets, route_of, url_of
@@ -28,7 +28,7 @@ from toc.observe.log import get_logger
 from toc.store.records.targets import TargetBook, TargetTable
 from toc.webhooks.answers import Meaning, Response, meaning
 from toc.webhooks.breaker import Breaker
-from toc.webhooks.connect import Lookup
+from toc.webhooks.connect import IN_NAME_OF, Lookup
 from toc.webhooks.limiter import Full, Limiter
 from toc.webhooks.request import body_of, named_headers, signed, webhook_id
 from toc.webhooks.sender import Sender
@@ -313,7 +313,10 @@ class Webhooks:
             self._postpone(task, bound.label, "concurrency")
         self._in_flight[bound.label] += 1
         try:
+            IN_NAME_OF.set(bound.name if to else task.topic)
             answer = await sender.send(bound.url, headers, body, min(seconds, most_seconds))
+        except Busy:
+            self._postpone(task, bound.label, "concurrency")
         finally:
             self._in_flight[bound.label] -= 1
             if not self._in_flight[bound.label]:

@@ -25,7 +25,7 @@ from weakref import WeakSet
 import aiohttp
 from yarl import URL
 
-from toc.model.errors import InvalidTarget
+from toc.model.errors import Busy, InvalidTarget
 from toc.model.target import Allow, Target, TargetSecrets, check_url, literal
 from toc.webhooks import connect
 from toc.webhooks.answers import NO_RETRY, Response, excerpt, retry_after
@@ -67,7 +67,8 @@ class Sender:
         """By whether it keeps connections."""
 
     async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Response:
-        """POST ``body`` to ``url`` within ``seconds``. Raises nothing for what the receiver does."""
+        """POST ``body`` to ``url`` within ``seconds``. Raises nothing for what the receiver does, and Busy if
+        its name had no turn to be looked up."""
         began, reused = time.monotonic(), SimpleNamespace(reused=False)
 
         async def post(*, keep: bool) -> Response:
@@ -100,6 +101,8 @@ class Sender:
                         raise
                 return await post(keep=False)
         except (aiohttp.ClientError, OSError, ValueError, InvalidTarget) as exc:
+            if isinstance(exc, TimeoutError) and to.raw_host in self._resolver.waiting:
+                raise Busy("too many names are looked up") from None
             return Response(None, reason(exc, seconds), _ms(began))
 
     async def close(self) -> None:

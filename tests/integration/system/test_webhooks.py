@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from threading import Event
 from typing import Any
 
 import pytest
@@ -23,10 +24,11 @@ from harness.rows import known
 from harness.system import System
 from sqlalchemy import create_engine
 
-from toc import Task, TaskStatus, TimeoutCenter
-from toc.model.raised import MAX_ERROR_CHARS, Delivered, Postponed
+from toc import Task, TaskStatus, TimeoutCenter, Topic
+from toc.model.raised import MAX_ERROR_CHARS, Delivered, Postponed, Undelivered
 from toc.model.target import ATTRIBUTE
 from toc.model.task import Body, Content
+from toc.model.topic import Delivery
 from toc.operate import topics
 from toc.operate.bulk_jobs import redrive
 from toc.store.records.targets import new_key
@@ -442,6 +444,34 @@ def test_requests_that_hang_leave_descriptors_and_places_for_others(
 
     asyncio.run(whole())
     assert sum(one.connections for one in hanging) == 31
+
+
+def test_a_name_that_has_no_turn_costs_no_try_and_those_of_one_topic_leave_turns_for_others(
+    hook: Hook, receive: Receive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toc.webhooks.connect.MAX_LOOKUPS", 8)
+    monkeypatch.setattr("toc.webhooks.handlers.OWN_SECONDS", 0.5)
+    over, well = Event(), receive()
+    names, at_home = [f"http://hang{n}.invalid:80" for n in range(20)], f"http://home.test:{well.port}"
+    hooked = hook(well, allow=[*names, at_home])
+    hooked.center.store.topics.create(Topic("other", 501, 4, delivery=Delivery.WEBHOOK))
+
+    def lookup(host: str, *_: object, **__: object) -> list[tuple[Any, ...]]:
+        if host.startswith("hang"):
+            over.wait(PATIENCE)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", well.port))]
+
+    async def whole() -> None:
+        webhooks = sending(hooked.center, lookup)
+        hung = [webhooks.deliver(routed(n, url=f"{name}/")) for n, name in enumerate(names)]
+        came = Counter(map(type, await asyncio.gather(*hung, return_exceptions=True)))
+        assert came == {Undelivered: 2, Postponed: 18}
+        other = routed(100, url=f"{at_home}/")._replace(topic="other")
+        assert (await webhooks.deliver(other)).text == "HTTP 200 OK"
+        over.set()
+        await close(webhooks)
+
+    asyncio.run(whole())
 
 
 def test_bodies_for_what_hangs_leave_memory_for_others(
