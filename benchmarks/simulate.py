@@ -251,6 +251,7 @@ class Simulation:
             self._serve(queue, capacity)
             if self.bursting or (self.burst_over and queue.sum() > plan.fires * STEP):
                 self.burst_over = now + STEP - BURST_AT
+        self._drain(away, max(plan.seconds, 10 + plan.server_away))
         for since, tasks in waiting:
             self._count((plan.seconds - since) * 1000, float(tasks.sum()))
 
@@ -320,13 +321,11 @@ class Simulation:
         return np.bincount(places, minlength=len(EDGES) + 1) / FINE
 
     def _lateness(self, plan: Plan, quantiles: int) -> Counts:
-        """Quantiles of lateness (ms) without a queue: as measured, longer where the busiest part has little
-        left."""
+        """Quantiles of lateness (ms) without a queue: as measured, longer by the wait for busy cores."""
         costs = self.costs
         spread = (np.log(costs.p99_ms) - np.log(costs.p50_ms)) / NORMAL.inv_cdf(0.99)
         normal = np.array([NORMAL.inv_cdf((number + 0.5) / quantiles) for number in range(quantiles)])
-        busiest = min(max(load(plan, costs).values()), 0.95)
-        return np.asarray(np.exp(np.log(costs.p50_ms) + spread * normal) / (1 - busiest / 2))
+        return np.asarray(np.exp(np.log(costs.p50_ms) + spread * normal) * slower(plan, costs))
 
     def percentile(self, share: float) -> float:
         """Return a percentile of lateness (ms)."""
@@ -338,13 +337,14 @@ class Simulation:
 def load(plan: Plan, costs: Costs) -> dict[str, float]:
     """Return the part of their processors that workers, databases and Redis need, 1 is all.
 
-    A process takes what is due at once: the more tasks a second it has, the more it takes in one round. It
-    makes at most so many rounds that they fill half of its time.
+    A process takes at once what came due during its last round, whose length is its processor time.
     """
     workers = plan.hosts * plan.processes
     each = plan.fires / workers
     round_s = (costs.worker_round + costs.database_round + costs.redis_round) / 1e6
-    rounds = min(each, 0.5 / round_s) * workers
+    task_s = (costs.worker_task + costs.database_task + costs.redis_task) / 1e6
+    left = max(1 - each * task_s, 0)
+    rounds = plan.fires * left / (left + each * round_s)
     further = max(plan.fires - rounds, 0)
     worker = (rounds * costs.worker_round + further * costs.worker_task) / 1e6
     database = (rounds * costs.database_round + further * costs.database_task) / 1e6
@@ -359,6 +359,15 @@ def load(plan: Plan, costs: Costs) -> dict[str, float]:
         "databases' processors": database / (plan.servers * plan.cores),
         "Redis's processors": redis / plan.redis,
     }
+
+
+def slower(plan: Plan, costs: Costs) -> float:
+    """Return how many times as long a task takes as in a system at rest: it queues at each part, for one core
+    of a process or Redis node, or any of the others' (M/M/c, exactly for one and two cores)."""
+    cores = (plan.shared,) if plan.shared else (1, plan.cores, 1)
+    weights = (1.0,) if plan.shared else (costs.worker_round, costs.database_round, costs.redis_round)
+    parts = zip(weights, load(plan, costs).values(), cores, strict=True)
+    return sum(weight / (1 - min(used, 0.95) ** count) for weight, used, count in parts) / sum(weights)
 
 
 def simulate(plan: Plan, costs: Costs) -> dict[str, Any]:

@@ -1,0 +1,47 @@
+"""benchmarks.simulate: beside what was measured, and with a server that stays away."""
+
+import json
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from benchmarks import report
+from benchmarks.simulate import Costs, Plan, simulate
+
+MEASURED = json.loads((Path(report.__file__).parent / "results/latest.json").read_text())["runs"]["toc"]
+GROUPS = {"worker": "workers", "database": "mariadb", "redis": "redis"}
+
+
+def cost(group: str, workload: str, size: str) -> float:
+    """Microseconds of processor time of a task."""
+    of_each = (run[workload][size] for run in MEASURED)
+    return median(
+        1e6 * one["cpu_seconds"] * one["cpu"][group] / sum(one["cpu"].values()) / one["tasks"]
+        for one in of_each
+    )
+
+
+@pytest.mark.parametrize("rate", ["1000", "3000"])
+def test_lateness_is_within_a_factor_of_what_was_measured(rate: str) -> None:
+    def late(name: str, rate: str) -> float:
+        return median(run["lateness"][rate][name] for run in MEASURED)
+
+    costs = {f"{name}_round": cost(group, "lateness", "100") for name, group in GROUPS.items()}
+    costs |= {f"{name}_task": cost(group, "burst", "100000") for name, group in GROUPS.items()}
+    here = Plan(
+        hosts=1, processes=2, servers=1, databases=8, tables=64, redis=1, topics=1, slots=16,
+        fires=float(rate), seconds=20, lose_host_every=0, shared=2,
+    )  # fmt: skip
+    found = simulate(here, Costs(**costs, p50_ms=late("p50", "100"), p99_ms=late("p99", "100")))[
+        "lateness_ms"
+    ]
+    for name in ("p50", "p99"):
+        assert 0.5 < found[name] / late(name, rate) < 2, (name, found[name], late(name, rate))
+
+
+def test_tasks_of_a_server_that_is_still_away_at_the_end_wait_until_it_is_back() -> None:
+    plan = Plan(hosts=2, slots=32, topics=2, tables=32, lose_host_every=0, server_away=30, seconds=30)
+    late = simulate(plan, Costs())["lateness_ms"]
+    assert late["p99"] > 25_000
+    assert late["p50"] < 10
