@@ -19,7 +19,7 @@ from sqlalchemy.engine import make_url
 
 from benchmarks.local import MariaDB, RedisCluster, RedisServer
 from benchmarks.private import free_port
-from toc import Settings, TimeoutCenter
+from toc import NewTask, Settings, TimeoutCenter
 from toc.coordination.operator import Operator
 from toc.dev.local import EmbeddedStack
 from toc.index.messages import Peek
@@ -400,5 +400,9 @@ def test_a_topic_whose_slots_span_database_servers_is_told(mariadb: MariaDB, dat
     with TimeoutCenter(settings) as center:
         for biz_type, slots in enumerate((2, 4, 8), 1):
             center.store.topics.create(Topic(f"of.{slots}", biz_type, slots))
-        (told,) = having(doctor.examine(center), Level.NOTE, "several database servers")
-    assert (told.of, told.do.endswith("toc topic alter of.2 --slots 4")) == ("of.2", True)
+        center.submit_many([NewTask("of.8", n, 30.0) for n in range(8)])
+        center.submit_many([NewTask("of.4", n, 30.0, slot_basis="merchant-9") for n in range(8)])
+        told = {line.of: line.do for line in having(doctor.examine(center), Level.NOTE, "database server")}
+    assert told.keys() == {"of.2", "of.4"}
+    assert told["of.2"].endswith("toc topic alter of.2 --slots 4")
+    assert "slot_basis" in told["of.4"]

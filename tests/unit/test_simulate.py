@@ -17,7 +17,7 @@ def cost(group: str, workload: str, size: str) -> float:
     """Microseconds of processor time of a task."""
     of_each = (run[workload][size] for run in MEASURED)
     return median(
-        1e6 * one["cpu_seconds"] * one["cpu"][group] / sum(one["cpu"].values()) / one["tasks"]
+        float(1e6 * one["cpu_seconds"] * one["cpu"][group] / sum(one["cpu"].values()) / one["tasks"])
         for one in of_each
     )
 
@@ -25,7 +25,7 @@ def cost(group: str, workload: str, size: str) -> float:
 @pytest.mark.parametrize("rate", ["1000", "3000"])
 def test_lateness_is_within_a_factor_of_what_was_measured(rate: str) -> None:
     def late(name: str, rate: str) -> float:
-        return median(run["lateness"][rate][name] for run in MEASURED)
+        return median(float(run["lateness"][rate][name]) for run in MEASURED)
 
     costs = {f"{name}_round": cost(group, "lateness", "100") for name, group in GROUPS.items()}
     costs |= {f"{name}_task": cost(group, "burst", "100000") for name, group in GROUPS.items()}

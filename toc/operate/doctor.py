@@ -93,13 +93,14 @@ def examine(
     progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
     lines += _cluster(center, topics, lines)
     lines += _answered(_other_rung(center))
-    lines += doctor_tasks.topic_lines(topics, peeks, Spread(settings.databases, len(settings.database_urls)))
+    spread = Spread(settings.databases, len(settings.database_urls))
+    lines += doctor_tasks.topic_lines(topics, peeks, spread)
     lines += _answered(doctor_tasks.damaged_lines(store))
     lines += _answered(doctor_tasks.target_lines(center, topics))
     progress(0.8, "looking at schedules and overdue tasks")
     if topics_read:  # else each would be said to have no topic
         lines += _answered(doctor_tasks.schedule_lines(center, topics))
-        lines += _answered(doctor_tasks.unread_lines(center, topics))
+        lines += _answered(doctor_tasks.due_soon_lines(center, topics, spread))
         lines += doctor_tasks.overdue_lines(center, topics, peeks, lines)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
 

@@ -175,13 +175,20 @@ def suspect_lines(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
             yield Line(Level.WARN, "tasks", topic.name, what, "run toc worker --app ... beside them")
 
 
-def unread_lines(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
-    """Look for tasks that were given back because their payload does not fit the handler."""
-    rows = _put_off(center, topics, f"INSTR(last_error,'{GIVEN_BACK}')>0")
-    for topic in topics:
-        if ids := [row.job_id for row in rows if row.biz_type == topic.biz_type]:
-            what = f"{count(len(ids), 'task')} given back, as the payload does not fit; dead after an hour"
-            yield Line(Level.WARN, "tasks", topic.name, what, f"toc get {ids[0]} names the field")
+def due_soon_lines(center: TimeoutCenter, topics: list[Topic], spread: Spread) -> Iterator[Line]:
+    """Look for tasks that were given back because their payload does not fit the handler, and on several
+    servers for those whose row is in another database than its slot expects."""
+    what, do = "given back, as the payload does not fit; dead after an hour", "toc get {} names the field"
+    looked = [(Level.WARN, f"INSTR(last_error,'{GIVEN_BACK}')>0", what, do)]
+    if spread.servers > 1:
+        apart = f"(job_id>>12&{spread.databases - 1:d})<>(slot_crc&{spread.databases - 1:d})"
+        what, do = "not on the database server of its slot", "for fewer connections, no slot_basis"
+        looked.append((Level.NOTE, apart, what, do))
+    for level, where, what, do in looked:
+        rows = _put_off(center, topics, where)
+        for topic in topics:
+            if ids := [row.job_id for row in rows if row.biz_type == topic.biz_type]:
+                yield Line(level, "tasks", topic.name, f"{count(len(ids), 'task')} {what}", do.format(ids[0]))
 
 
 def _put_off(center: TimeoutCenter, topics: Iterable[Topic], judge: str) -> list[DueRow]:
