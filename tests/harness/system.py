@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 def buried(center: TimeoutCenter, slots: Iterable[Slot]) -> set[int]:
     """The job_ids in the DeadQueues of these slots, which can all be asked."""
-    pages = center.queues.dead_pages(dict.fromkeys(slots, 0), 10_000).values()
+    pages = center.queues.ids("dead", dict.fromkeys(slots, 0), 10_000).values()
     assert not any(isinstance(page, IndexUnavailable) for page in pages)
     return {job_id for page in pages if not isinstance(page, IndexUnavailable) for job_id in page}
 

@@ -117,8 +117,7 @@ def _resumed(record: Record, *, as_json: bool) -> None:
 
 def _running(record: Record, *, as_json: bool) -> None:
     """Exit with 4 if tables did not answer, which may hold others."""
-    empty = "none was found" if record["missing"] or record["more"] else "nothing runs"
-    show(record["tasks"], as_json=as_json, empty=empty)
+    show(record["tasks"], as_json=as_json, empty="none was found" if record["more"] else "nothing runs")
     for one in record["missing"]:
         say(f"missing: {one['table']}: {one['error']}")
     if record["more"]:

@@ -9,15 +9,15 @@ of its server. If a slot's ids went in several calls and one of them failed, the
 whole can then be repeated: every script is safe to repeat, except ``prepare``, which is never repeated.
 
 Ids are ints of up to 63 bits; scores and fencing tokens are floats as in ``toc.model.scores``. A stray, a
-member that cannot be an entry, is never returned: ``prepare``, ``expired``, ``dead_pages`` and ``prepared``
-remove it, with the alarm ``orphan_dropped``. If that fails, the next reader removes it.
+member that cannot be an entry, is never returned: ``prepare``, ``expired`` and ``ids`` remove it, with the
+alarm ``orphan_dropped``. If that fails, the next reader removes it.
 """
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import fmod
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 from toc.index import messages
 from toc.index.calls import BySlot, Call, Calls, IndexBroken, IndexFull, Scored, Script, command, understood
@@ -276,22 +276,17 @@ class Queues:
                 clocks[str(node.address)] = exc
         return clocks
 
-    def dead_pages(self, ranks: Mapping[Slot, int], limit: int) -> BySlot[list[int]]:
-        """Return up to ``limit`` ids of each DeadQueue from the given rank on, first death first."""
-        return self._pages(_DEAD_QUEUE, ranks, limit)
-
-    def prepared(self, slots: Iterable[Slot], limit: int) -> BySlot[list[int]]:
-        """Return up to ``limit`` ids of each PrepareQueue, the first those kept alive the longest ago."""
-        return self._pages(_PREPARE_QUEUE, dict.fromkeys(slots, 0), limit)
-
-    def _pages(
-        self, queue: Callable[[SlotKeys], str], ranks: Mapping[Slot, int], limit: int
+    def ids(
+        self, queue: Literal["prepare", "dead"], ranks: Mapping[Slot, int], limit: int
     ) -> BySlot[list[int]]:
-        read = command("ZRANGE", queue)
+        """Return up to ``limit`` ids of each PrepareQueue or DeadQueue from the given rank on: the first are
+        those that were kept alive, or died, the longest ago."""
+        queues = attrgetter(queue)
+        read = command("ZRANGE", queues)
         calls = {
             slot: read(self.keys(slot), rank, rank + limit - 1, "WITHSCORES") for slot, rank in ranks.items()
         }
-        pages = self._calls.entries(self._calls.one_each(calls, list), queue)
+        pages = self._calls.entries(self._calls.one_each(calls, list), queues)
         return {
             slot: page if isinstance(page, IndexUnavailable) else [job_id for job_id, _ in page]
             for slot, page in pages.items()

@@ -69,7 +69,7 @@ class DeadQueueCheck:
                 pages[slot] = start
                 expected += min(buried[slot], PAGE)
         found: dict[Slot, Collection[int]] = {}
-        for slot, page in self._queues.dead_pages(pages, PAGE).items():
+        for slot, page in self._queues.ids("dead", pages, PAGE).items():
             # Added again below if more is left. If Redis did not answer, the next pass reads it.
             del self._left[slot]
             if not isinstance(page, IndexUnavailable):

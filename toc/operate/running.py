@@ -68,8 +68,8 @@ def tasks(doing: Doing, limit: int, topic: str | None = None) -> Record:
     """Show the tasks that run now, where, and since when.
 
     A task counts that a worker has taken more than 0.75 s ago; without `since`, it has not started yet.
-    Consumers that pull are not shown. `missing` names tables that did not answer. `more`: others may run, as
-    there are more than `limit` or, without an index, more due tasks than are looked at.
+    Consumers that pull are not shown. `missing` names tables that did not answer. `more`: others may run: in
+    these, or beyond `limit` or, without an index, the first due tasks, which are looked at.
 
     toc: Example: toc running --topic order.close
     """
@@ -98,8 +98,8 @@ def running(center: TimeoutCenter, topics: Collection[Topic], limit: int) -> Run
     there = _where(center, leases, slots)
     missing = {table_of_job(one, tables): error for one, error in leases.unanswered.items()}
     more = len(slots) > TAKEN or len(there) > limit or (due.more and not whole)
-    tasks = [there[job_id] for job_id in found if job_id in there]
-    return Runs(tasks[:limit], {**missing, **due.failed}, more)
+    tasks, missing = [there[job_id] for job_id in found if job_id in there], {**missing, **due.failed}
+    return Runs(tasks[:limit], missing, more or bool(missing))
 
 
 def _taken(center: TimeoutCenter, topics: Iterable[Topic]) -> tuple[dict[int, Slot], bool]:
@@ -108,7 +108,7 @@ def _taken(center: TimeoutCenter, topics: Iterable[Topic]) -> tuple[dict[int, Sl
         return {}, False
     peeks = center.queues.peek([slot for topic in topics for slot in topic.slots()])
     busy = [slot for slot, peek in peeks.items() if isinstance(peek, IndexUnavailable) or peek.prepared]
-    pages = center.queues.prepared(busy, TAKEN)
+    pages = center.queues.ids("prepare", dict.fromkeys(busy, 0), TAKEN)
     read = {slot: page for slot, page in pages.items() if not isinstance(page, IndexUnavailable)}
     whole = len(read) == len(busy) and all(len(page) < TAKEN for page in read.values())
     return {job_id: slot for slot, page in read.items() for job_id in page}, whole

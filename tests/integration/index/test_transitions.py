@@ -243,8 +243,8 @@ def test_redrive_moves_the_dead_and_adds_what_was_lost(queues: Queues, seed: See
 
 def test_the_dead_are_listed_first_death_first_and_purged(queues: Queues, seed: Seed, state: STATE) -> None:
     seed(SLOT, dead={1: 11.0, BIG: 1_800_000_000_123.0, 3: 33.0})
-    assert queues.dead_pages({SLOT: 0}, 2) == {SLOT: [1, 3]}
-    assert queues.dead_pages({SLOT: 2}, 2) == {SLOT: [BIG]}
+    assert queues.ids("dead", {SLOT: 0}, 2) == {SLOT: [1, 3]}
+    assert queues.ids("dead", {SLOT: 2}, 2) == {SLOT: [BIG]}
     assert queues.purge_dead({SLOT: [1, BIG, 99]}) == {SLOT: 2}
     assert state() == {DEAD: {3: 33.0}}
 
@@ -496,7 +496,7 @@ def test_strays_among_the_dead_are_not_listed_and_go(
     queues: Queues, server: RedisServer, logged: list[EventDict]
 ) -> None:
     server.call("ZADD", DEAD, 5, "x", 6, "1", "+inf", "2")
-    assert queues.dead_pages({SLOT: 0}, 9) == {SLOT: [1]}
+    assert queues.ids("dead", {SLOT: 0}, 9) == {SLOT: [1]}
     assert members(server, DEAD) == ["1"]
     assert len(alarms(logged)) == 1
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 
-from toc.console.pages.tasks import SOME, carried, now_running, whole
+from toc.console.pages.tasks import SOME, carried, now_running
 from toc.console.shown import Block, Content, Facts, Form, Table, columns
 from toc.console.view import CLUSTER_SECONDS, View, fields_of, page
 from toc.model.access import Action
@@ -58,12 +58,12 @@ async def workers(view: View) -> Content:
     blocks: list[Block] = [*there.notes, *slots.notes, *asked.notes, *tries.notes]
     if there.value is not None:
         each = there.value["workers"]
-        if tries.value is not None and whole(tries):
+        about = "A drained worker finishes what it runs: Runs counts what has run for a second."
+        if tries.value is None or tries.value["more"]:
+            about = f"Runs is not counted. {SOME}"
+        else:
             runs = Counter(one["owner"] for one in tries.value["tasks"] if one["since"])
             each = [{**one, "runs": runs[one["worker"]]} for one in each]
-        about = "A drained worker finishes what it runs: Runs counts what has run for a second."
-        if not whole(tries):
-            about = f"Runs is not counted. {SOME}"
         blocks.append(Table("Workers", about, WORKERS, each, empty="No worker is alive."))
     if slots.value is not None:
         each = slots.value["slots"]

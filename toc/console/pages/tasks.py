@@ -65,11 +65,6 @@ async def now_running(view: View) -> Part:
     return await view.part("Running tasks", "GET /v1/running", {"limit": "1000"}, fresh=CLUSTER_SECONDS)
 
 
-def whole(part: Part) -> bool:
-    """Whether these are all that run."""
-    return part.value is not None and not (part.value["more"] or part.value["missing"])
-
-
 @page("running", Action.READ_CLUSTER, menu="Running", live=True)
 async def running(view: View) -> Content:
     """What runs now."""
@@ -78,7 +73,7 @@ async def running(view: View) -> Content:
     if part.value is not None:
         about = "Those without a time have been taken by their worker, and have not started yet."
         tasks = sorted(part.value["tasks"], key=lambda one: one["since"] is None)
-        blocks += [] if whole(part) else [Note(text=SOME, level="warn")]
+        blocks += [Note(text=SOME, level="warn")] if part.value["more"] else []
         blocks.append(Table("", about, RUNNING, tasks, empty="No task was found that runs in a worker."))
     return Content("Running now", blocks, part.at)
 
