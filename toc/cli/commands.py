@@ -134,9 +134,12 @@ def _late(record: Record, *, as_json: bool) -> None:
         say("late, and not started yet:")
         show(record["waiting"], as_json=False, empty="")
     causes = [{name: one[name] for name in one if name != "worker"} for one in record["causes"]]
-    show(causes, as_json=False, empty="no task was late")
-    if record["more"] or record["more_waiting"]:
+    show(causes, as_json=False, empty="no task has started late")
+    watch.say_missing(record)
+    if record["more"]:
         say("there was more: give --limit, or a later --after")
+    if record["more_waiting"]:
+        say("more are late than were looked at: give --topic")
 
 
 def _lateness(record: Record, *, as_json: bool) -> None:

@@ -190,7 +190,7 @@ def due(
             {key: value for key, value in record.items() if key not in ("steps", "missing")}, as_json=False
         )
         say("--json has what would wait at the end of each minute, later of each hour")
-        _missing(record)
+        say_missing(record)
 
 
 def _show_due(record: Record) -> None:
@@ -229,10 +229,11 @@ def _remarks(record: Record) -> None:
             f"{one['due']:,} are due at {one['at'][11:16]}: more than the workers have started in a minute, "
             f"{record['capacity']:,}"
         )
-    _missing(record)
+    say_missing(record)
 
 
-def _missing(record: Record) -> None:
+def say_missing(record: Record) -> None:
+    """Say which tables are not, or not fully, in a record."""
     for one in record["missing"]:
         age = "" if one["age"] is None else f", counted {one['age']:.0f} s ago"
         say(f"missing: {one['table']}: {one['error']}{age}")

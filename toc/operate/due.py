@@ -5,7 +5,7 @@ Workers keep counts of what comes due, which have an age; tables that are not in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
@@ -25,6 +25,7 @@ from toc.operate.topics import get_topic
 
 if TYPE_CHECKING:
     from toc.store.records.cluster import MinuteTable
+    from toc.store.servers.shards import Trouble
     from toc.store.store import Store
 
 OLD_MS = (NEAR.spans - MINUTES) * NEAR.length
@@ -69,16 +70,22 @@ class Due:
         return sums(NEAR, minutes) | sums(FAR, hours) | {"minutes": minutes[1:], "hours": hours[1:]}
 
 
+def unread(store: Store, failed: Mapping[int, Trouble], *, servers: bool) -> list[Record]:
+    """Return how tables without an answer are told: with the error of their server only if ``servers`` may be
+    named."""
+    return [
+        {"table": store.name_of(table), "age": None, "error": str(error) if servers else AWAY}
+        for table, error in failed.items()
+    ]
+
+
 def due(store: Store, now_ms: int, *, servers: bool = True) -> Due:
     """Read the counts of all tables. What is ``missing`` is told with the error of its server only if
     ``servers`` may be named."""
     kept = store.due_counts.kept(store.tables)
     counts: dict[str, list[Counted]] = {NEAR.name: [], FAR.name: []}
     ages: dict[str, list[tuple[int, str]]] = {NEAR.name: [], FAR.name: []}
-    missing: list[Record] = [
-        {"table": store.name_of(table), "age": None, "error": str(error) if servers else AWAY}
-        for table, error in kept.unanswered.items()
-    ]
+    missing = unread(store, kept.unanswered, servers=servers)
     for table, rows in kept.items():
         name, found = store.name_of(table), {row.part: row.age for row in rows}
         for row in rows:

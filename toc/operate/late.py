@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from toc.model import lateness
 from toc.model.access import Action as Right
@@ -21,13 +21,17 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Delivery, Topic
 from toc.model.verdict import CRASHED
 from toc.operate.cluster import living_workers
-from toc.operate.operation import Doing, Param, Record, Value, operation
+from toc.operate.due import unread
+from toc.operate.operation import Doing, Param, Place, Record, Value, operation
 from toc.operate.records import LateShown
 from toc.operate.running import LEASED_MS, running, where_of
 from toc.operate.tasks import TOPIC
 
 if TYPE_CHECKING:
+    from toc.coordination.views import WorkerRow
     from toc.sdk.client import TimeoutCenter
+
+    Living = Callable[[], Sequence[WorkerRow] | None] | None
 
 RECENT_MS = 45_000
 """What made tasks of a topic late so short a while ago still does."""
@@ -44,12 +48,13 @@ def may_be_late(row: TaskRow, now: int) -> bool:
 
 
 def why(
-    center: TimeoutCenter, row: TaskRow, topic: Topic | None, *, servers: bool = True
+    center: TimeoutCenter, row: TaskRow, topic: Topic | None, *, servers: bool = True, living: Living = None
 ) -> LateShown | None:
     """Return why a task is late, as it is shown, or None if it is not or nobody knows.
 
-    ``servers``: whoever asks may know which servers and hosts there are. Raises StoreUnavailable if the
-    task's own server is away; while the first database is, the rest of its wait has no cause.
+    ``servers``: whoever asks may know which servers and hosts there are. ``living``: returns the living
+    workers, None if they are not known; by default they are read. Raises StoreUnavailable if the task's own
+    server is away; while the first database is, the rest of its wait has no cause.
     """
     now = center.clock.now_ms()
     if not may_be_late(row, now):
@@ -66,7 +71,8 @@ def why(
     ended = row.next_time if row.status == TaskStatus.PROCESSED else None
     explain = partial(lateness.explain, due, starts, tries, ended, lapsed=row.last_error == LEASE_ENDED)
     if ended is None and topic is not None:
-        found = _so_far(center, row, topic, due, now, explain)
+        rest = partial(_now, center, row, topic, living)
+        found = _so_far(center, row, topic, due, now, explain, rest)
     else:
         found = explain(now)
     if found is None:
@@ -78,7 +84,7 @@ def why(
 
 def _so_far(
     center: TimeoutCenter, row: TaskRow, topic: Topic, due: int, now: int,
-    explain: Callable[[int], Why | None],
+    explain: Callable[[int], Why | None], keeps: Callable[[], Span],
 ) -> Why | None:  # fmt: skip
     """Return why a pending task is late so far: until it runs, or is due again, its past tells; after that
     what can be seen now."""
@@ -104,11 +110,17 @@ def _so_far(
     rest = Span(Cause.WORKER_KILLED if begun else Cause.UNKNOWN, 0, 0)
     if started is None:
         with suppress(Unavailable, SchemaBehind):
-            rest = _now(center, row, topic)
+            rest = keeps()
     return Why(due, until, lateness.fill(due, until, spans, rest), started is None, row.attempts > 0)
 
 
-def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:
+def _living(center: TimeoutCenter) -> Sequence[WorkerRow] | None:
+    with suppress(Unavailable):
+        return living_workers(center)
+    return None
+
+
+def _now(center: TimeoutCenter, row: TaskRow, topic: Topic, living: Living) -> Span:
     """Return what keeps a task now that is due and does not run."""
     slot = topic.slot(row.slot_crc, row.slot_amount)
     if topic.delivery is Delivery.WEBHOOK and topic.target:
@@ -124,8 +136,7 @@ def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:
     same = None if latest is None else Span(latest.cause, 0, 0, latest.evidence)
     if topic.delivery is Delivery.PULL:
         return same or Span(Cause.NO_CONSUMER, 0, 0)
-    with suppress(Unavailable):
-        rows = living_workers(center)
+    if (rows := living() if living else _living(center)) is not None:
         able = [one for one in rows if one.member.can_handle(topic.name, topic.delivery)]
         if not able:
             return Span(Cause.NO_OWNER, 0, 0, f"no living worker handles {topic.name}")
@@ -143,9 +154,9 @@ def _now(center: TimeoutCenter, row: TaskRow, topic: Topic) -> Span:
 
 def _waiting(
     center: TimeoutCenter, topics: Sequence[Topic], *, servers: bool
-) -> tuple[list[dict[str, Any]], bool]:
-    """Return of each topic how many tasks are late and have not started, with why the first has not; and
-    whether there are more than were read. A paused topic's too."""
+) -> tuple[list[Record], bool, list[Record]]:
+    """Return of each topic how many tasks are late and have not started, with why the first has not; whether
+    there are more than were read; and the tables that did not answer. A paused topic's too."""
     from toc.store.tasks.scan import of_types
 
     store, by_type = center.store, {topic.biz_type: topic for topic in topics}
@@ -154,10 +165,11 @@ def _waiting(
     rows = sorted(due.rows, key=attrgetter("position"))
     tasks = Counter(row.biz_type for row in rows)
     first = {row.biz_type: row.job_id for row in reversed(rows)}
-    found: list[dict[str, Any]] = []
+    found: list[Record] = []
+    living = cache(partial(_living, center))
     for biz_type, job_id in first.items():
         topic, one = by_type[biz_type], store.get(job_id)
-        shown = None if one is None else why(center, one, topic, servers=servers)
+        shown = None if one is None else why(center, one, topic, servers=servers, living=living)
         if shown is not None and shown["started"] is None:  # else it has just started
             share = shown["shares"][0]
             found.append({
@@ -166,14 +178,14 @@ def _waiting(
                 "evidence": share["evidence"], "remedy": shown["remedy"],
             })  # fmt: skip
     found.sort(key=itemgetter("worst_seconds"), reverse=True)
-    return found, due.more or bool(due.failed)
+    return found, due.more, unread(store, due.failed, servers=servers)
 
 
 @operation("late.list", "GET /v1/late", Right.FIND_TASKS, "See which tasks were late, and why",
            TOPIC, Param("cause", Cause, "Only by this cause: backlog.", metavar="CAUSE"),
            Param("after", Value.PAST, "Since this time; by default an hour ago."),
            Param("limit", Value.WHOLE, "Read at most N episodes, latest first.", 1000, least=1, most=10_000),
-           takes="LateQuery")  # fmt: skip
+           takes="LateQuery", place=Place.ALL)  # fmt: skip
 def late(
     doing: Doing, limit: int, topic: str | None = None, cause: Cause | None = None,
     after: datetime | None = None,
@@ -183,7 +195,7 @@ def late(
 
     `causes` by topic and cause, most tasks first, each with its worst task; `episodes`, of each process and
     some seconds, the latest first; `waiting`: by topic, what keeps tasks now. `more`: there were further
-    episodes, which neither counts; `more_waiting`: further tasks.
+    episodes, which neither counts; `more_waiting`: further tasks. `missing` names tables that did not answer.
 
     toc: `toc get JOB_ID` says it of one task.
 
@@ -199,12 +211,13 @@ def late(
     found = center.store.episodes.list(since, limit, names, cause)
     servers = doing.may(Right.READ_CLUSTER)
     topics = [one for one in center.store.topics.list() if names is None or one.name in names]
-    waiting, more_waiting = _waiting(center, topics, servers=servers)
+    waiting, more_waiting, missing = _waiting(center, topics, servers=servers)
     if not servers:
         found = [lateness.without_servers(one)._replace(who="") for one in found]
     return {
         "waiting": [one for one in waiting if cause in (None, one["cause"])],
         "more_waiting": more_waiting,
+        "missing": missing,
         "causes": [{**one.shown(), "remedy": CAUSES[one.cause].remedy} for one in lateness.by_cause(found)],
         "episodes": [one.shown() for one in found],
         "more": len(found) == limit,

@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from html import unescape
 from typing import Any, NamedTuple
@@ -24,6 +25,7 @@ from harness.system import NewSystem, System
 
 from benchmarks.local import MariaDB
 from toc import TimeoutCenter
+from toc.cli.commands import _late as print_late
 from toc.console.console import Console
 from toc.console.pages.acts import ACTS, Act
 from toc.console.sessions import COOKIE, Session, Sessions
@@ -40,11 +42,12 @@ from toc.model.lateness import Cause, Episode, LateStart, Span
 from toc.model.minute import MINUTE_MS, Minute, write
 from toc.model.task import NewTask, TaskStatus
 from toc.operate.due import show
+from toc.operate.late import late
 from toc.operate.operation import Doing
 from toc.operate.tokens import TokenBook, create_token
 from toc.store.records.cluster import MinuteRow
 from toc.store.servers.shards import Answers
-from toc.store.tasks.scan import StoredCount
+from toc.store.tasks.scan import OverdueRows, Scans, StoredCount
 
 # What the console changes: by role, only what was confirmed, and with the reason at its field if refused.
 
@@ -355,6 +358,34 @@ def test_minutes_beyond_what_workers_have_started_stand_out(
     found = show.perform(Doing(center, "ann", show.right), {})
     assert [one["due"] for one in found["beyond"]] == [750, 701, 900]
     assert [one["at"] for one in found["beyond"]] == [instant((first + n) * MINUTE_MS) for n in (1, 2, 3)]
+
+
+def test_of_tables_that_do_not_answer_nobody_says_that_nothing_is_late(
+    system: System, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    center = system.center
+    reads = create_token(center, "reads", roles=[Role.READ], topics=["*"], by="test")
+    away = OverdueRows([], False, {3: StoreUnavailable(f"{SERVER} away")})
+    monkeypatch.setattr(Scans, "overdue", lambda *_, **__: away)
+    record = late.perform(Doing(center, "ann", late.right), {"limit": 10})
+    missing = {"table": center.store.name_of(3), "age": None, "error": f"{SERVER} away"}
+    assert (record["missing"], record["more_waiting"]) == ([missing], False)
+    print_late(record, as_json=False)
+    said = capsys.readouterr().err
+    assert f"missing: {missing['table']}: {SERVER} away" in said
+    assert "no task was late" not in said
+    assert "there was more" not in said
+    token = next(one for one in center.store.tokens.list() if one.name == "reads")
+    scoped = late.perform(Doing(center, "b", late.right, replace(token, topics=("a.*",))), {"limit": 10})
+    assert SERVER not in str(scoped["missing"])
+
+    async def steps() -> None:
+        async with serving(center, reads.secret) as console:
+            _, html = await asyncio.to_thread(console.ask, "/console/late")
+            assert b"1 tables are not, or not fully, in these numbers" in html
+            assert b"No task is late now" not in html
+
+    asyncio.run(steps())
 
 
 SERVER = "db1.internal:3306"

@@ -22,16 +22,16 @@ from harness.programs import need
 from harness.rows import known
 from harness.system import System
 
-from toc import TaskStatus, Topic
+from toc import NewTask, TaskStatus, Topic
 from toc.cli.main import main
 from toc.model.clock import to_ms
 from toc.model.documents import instant as shown
-from toc.model.errors import StoreUnavailable
+from toc.model.errors import CoordinationUnavailable, StoreUnavailable
 from toc.model.lateness import Cause, Episode
 from toc.model.sharding import BizId
 from toc.model.topic import Delivery, TopicType
-from toc.operate.late import why
-from toc.operate.operation import Doing
+from toc.operate.late import late, why
+from toc.operate.operation import Doing, Place
 from toc.operate.topics import pause, resume
 
 # Submits over HTTP: bodies both ways, names kept, refused or replaced, requests that are repeated.
@@ -376,6 +376,28 @@ def by_command(system: System, job_id: str, monkeypatch: pytest.MonkeyPatch) -> 
     with redirect_stdout(out):
         assert main(["get", job_id, "--json"]) == 0
     return json.loads(out.getvalue())["late"]
+
+
+def test_the_workers_are_asked_for_once_however_many_topics_are_late(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert late.place is Place.ALL, "it asks every server: on its threads nothing else may wait"
+    asked: list[object] = []
+
+    def workers(center: object) -> Any:
+        asked.append(center)
+        raise CoordinationUnavailable("it hangs")
+
+    monkeypatch.setattr("toc.operate.late.living_workers", workers)
+    topics = ("test.sync", "test.async", "test.doomed")
+    system.center.submit_many([NewTask(topic, 1, delay=0.01) for topic in topics])
+
+    def waiting() -> Any:
+        asked.clear()
+        return late.perform(Doing(system.center, "ann@ops", late.right), {"limit": 10})["waiting"]
+
+    system.wait(lambda: {one["topic"] for one in waiting()} == {*topics}, "all are late", 20)
+    assert len(asked) == 1
 
 
 def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(

@@ -31,7 +31,7 @@ async def _counted(view: View, what: str, name: str, topic: str) -> Part:
 
 
 def _missing(tables: list[Any]) -> list[Block]:
-    what = f"{len(tables)} tables are not in these numbers, or not with all of the hour."
+    what = f"{len(tables)} tables are not, or not fully, in these numbers."
     return [Note(text=what, level="warn")] if tables else []
 
 
@@ -86,9 +86,10 @@ async def late(view: View) -> Content:
     blocks: list[Block] = [Form(fields=fields_of("GET /v1/late", view.query, leave_out=("limit",)))]
     blocks += part.notes
     if part.value is not None:
+        blocks += _missing(part.value["missing"])
         some = "There are more, which are not counted." if part.value["more_waiting"] else ""
         waiting = part.value["waiting"]
-        blocks.append(Table("Not started yet", some, WAITING, waiting, empty="No task is late now."))
+        blocks.append(Table("Not started yet", some, WAITING, waiting, empty="No late task was found."))
         more = "There are earlier ones, which are not counted." if part.value["more"] else ""
         blocks.append(Table("Why", more, CAUSES, part.value["causes"], empty="No task has started late."))
     return Content("Late tasks", blocks, part.at)
