@@ -30,11 +30,14 @@ from toc.operate.tasks import TOPIC
 if TYPE_CHECKING:
     from toc.coordination.views import WorkerRow
     from toc.sdk.client import TimeoutCenter
+    from toc.store.servers.shards import Trouble
 
     Living = Callable[[], Sequence[WorkerRow] | None] | None
 
 RECENT_MS = 45_000
 """What made tasks of a topic late so short a while ago still does."""
+ROUNDS = 5
+"""How often it is asked what is late, each time without the topics that were found."""
 RUNNING = 1000
 """How many running tasks of a topic are read."""
 DEFAULT_MS = 3_600_000
@@ -157,12 +160,20 @@ def _waiting(
 ) -> tuple[list[Record], bool, list[Record]]:
     """Return of each topic how many tasks are late and have not started, with why the first has not; whether
     there are more than were read; and the tables that did not answer. A paused topic's too."""
-    from toc.store.tasks.scan import of_types
+    from toc.store.tasks.scan import DueRow, of_types
 
     store, by_type = center.store, {topic.biz_type: topic for topic in topics}
     before = center.clock.now_ms() - LATE_MS
-    due = store.scans.overdue(before, of_types(by_type), store.leases.unstarted())
-    rows = sorted(due.rows, key=attrgetter("position"))
+    rows: list[DueRow] = []
+    failed: dict[int, Trouble] = {}
+    left, more = set(by_type), False
+    for _ in range(ROUNDS):  # the backlog of one topic fills the pages of its tables
+        due = store.scans.overdue(before, of_types(left), store.leases.unstarted())
+        left -= {row.biz_type for row in due.rows}
+        rows, failed, more = rows + due.rows, {**failed, **due.failed}, more or due.more
+        if not (left and due.rows and due.more):
+            break
+    rows.sort(key=attrgetter("position"))
     tasks = Counter(row.biz_type for row in rows)
     first = {row.biz_type: row.job_id for row in reversed(rows)}
     found: list[Record] = []
@@ -178,7 +189,7 @@ def _waiting(
                 "evidence": share["evidence"], "remedy": shown["remedy"],
             })  # fmt: skip
     found.sort(key=itemgetter("worst_seconds"), reverse=True)
-    return found, due.more, unread(store, due.failed, servers=servers)
+    return found, more, unread(store, failed, servers=servers)
 
 
 @operation("late.list", "GET /v1/late", Right.FIND_TASKS, "See which tasks were late, and why",
@@ -195,7 +206,8 @@ def late(
 
     `causes` by topic and cause, most tasks first, each with its worst task; `episodes`, of each process and
     some seconds, the latest first; `waiting`: by topic, what keeps tasks now. `more`: there were further
-    episodes, which neither counts; `more_waiting`: further tasks. `missing` names tables that did not answer.
+    episodes, which neither counts; `more_waiting`: further tasks, perhaps worse ones. `missing` names tables
+    that did not answer.
 
     toc: `toc get JOB_ID` says it of one task.
 

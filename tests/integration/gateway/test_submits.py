@@ -33,6 +33,7 @@ from toc.model.topic import Delivery, TopicType
 from toc.operate.late import late, why
 from toc.operate.operation import Doing, Place
 from toc.operate.topics import pause, resume
+from toc.store.tasks.scan import ROWS_READ
 
 # Submits over HTTP: bodies both ways, names kept, refused or replaced, requests that are repeated.
 
@@ -398,6 +399,24 @@ def test_the_workers_are_asked_for_once_however_many_topics_are_late(
 
     system.wait(lambda: {one["topic"] for one in waiting()} == {*topics}, "all are late", 20)
     assert len(asked) == 1
+
+
+def test_a_backlog_hides_no_other_topic_of_its_tables_that_is_late(system: System) -> None:
+    begins = datetime.now(UTC) + timedelta(seconds=2)
+    counts = {"test.async": ROWS_READ + 50, "test.doomed": ROWS_READ + 1, "test.sync": 1}
+    due = {topic: begins + timedelta(seconds=second) for second, topic in enumerate(counts)}
+    system.center.submit_many(
+        [NewTask(topic, 1, action_time=due[topic]) for topic, count in counts.items() for _ in range(count)]
+    )
+
+    def shown() -> Any:
+        return late.perform(Doing(system.center, "ann@ops", late.right), {"limit": 10})
+
+    system.wait(lambda: {one["topic"] for one in shown()["waiting"]} == {*counts}, "all are late", 20)
+    found = shown()
+    assert [one["topic"] for one in found["waiting"]] == [*counts], "the latest first"
+    assert [one["tasks"] for one in found["waiting"]] == [ROWS_READ, ROWS_READ, 1]
+    assert found["more_waiting"]
 
 
 def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(
