@@ -118,8 +118,7 @@ def _resumed(record: Record, *, as_json: bool) -> None:
 def _running(record: Record, *, as_json: bool) -> None:
     """Exit with 4 if tables did not answer, which may hold others."""
     show(record["tasks"], as_json=as_json, empty="none was found" if record["more"] else "nothing runs")
-    for one in record["missing"]:
-        say(f"missing: {one['table']}: {one['error']}")
+    watch.say_missing(record)
     if record["more"]:
         say("others may run: give --topic or --limit")
     if record["missing"]:

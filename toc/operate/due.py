@@ -75,7 +75,7 @@ def unread(store: Store, failed: Mapping[int, Trouble], *, servers: bool) -> lis
     named."""
     return [
         {"table": store.name_of(table), "age": None, "error": str(error) if servers else AWAY}
-        for table, error in failed.items()
+        for table, error in sorted(failed.items())
     ]
 
 

@@ -20,6 +20,7 @@ from toc.model.sharding import table_of_job
 from toc.model.task import TaskRow
 from toc.model.topic import Delivery, Slot, Topic
 from toc.operate.cluster import TOPIC, living_workers
+from toc.operate.due import unread
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
 from toc.operate.topics import get_topic
 
@@ -76,8 +77,7 @@ def tasks(doing: Doing, limit: int, topic: str | None = None) -> Record:
     store = doing.center.store
     topics = store.topics.list() if topic is None else [get_topic(store, topic)]
     found = running(doing.center, topics, limit)
-    failed = sorted(found.missing.items())
-    missing = [{"table": store.name_of(table), "error": str(error)} for table, error in failed]
+    missing = unread(store, found.missing, servers=True)
     return {"tasks": [one.shown() for one in found.tasks], "missing": missing, "more": found.more}
 
 
