@@ -115,7 +115,8 @@ def check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
             "unset it, or run `toc index on`"
         )
     for host, what in center.store.other_rung(center.settings.zookeeper).items():
-        raise ConfigError(f"workers or gateways on {host} are {what}: correct that, or stop those first")
+        do = "correct that, or stop those first (if killed, wait 15 s)"
+        raise ConfigError(f"workers or gateways on {host} are {what}: {do}")
     if handlers:
         check_topics(center)
         check_drift(center)
