@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from harness import forks
 from harness.clocks import PushedClock
+from harness.console import Browser
 from harness.gateway import Gateway
 from harness.hands import SLOT, TOPIC, PausedClock, WorkerAtRest, in_five_minutes, meanwhile, submit_due
 from harness.hooked import Hooked
@@ -223,6 +224,34 @@ def test_operators_see_what_the_rows_say(alone: System) -> None:
     assert (view["scheduled"], view["prepared"]) == (len(job_ids), 1)
     prepared = 'toc_prepared_tasks{topic="test.sync"}'
     alone.wait(lambda: samples(daemon.told()).get(prepared), "the daemon measures it", 30)
+    enough.touch()
+
+
+@pytest.mark.slow
+def test_a_backlog_of_a_paused_topic_is_read_in_part_and_pages_say_so(alone: System) -> None:
+    alone.create_topics()
+    topics.alter_topic(alone.center, "test.async", {"paused": True})
+    tables = alone.settings.tables
+    for first in range(0, 20_000, 1000):  # more than are counted, in every table
+        alone.client.submit_many(
+            [NewTask("test.async", n % (8 * tables), 0.1) for n in range(first, first + 1000)]
+        )
+    alone.start(processes=1)
+    enough = alone.directory / "enough"
+    runs = alone.client.submit("test.sync", biz_id=1, delay=0.1, attribute={"until": str(enough)})
+    held = alone.center.store.leases.living
+    alone.wait(lambda: runs in held([runs]), "it runs", 30)
+    words = ["running", "--topic", "test.sync", "--json"]
+    shown = json.loads(forks.run(words, env=alone.env, directory=alone.directory).stdout)
+    assert [task["job_id"] for task in shown] == [str(runs)]
+    with Gateway(alone) as gateway:
+        for page, said in (
+            ("", "Only the first tasks of each table are counted"),
+            ("/topics/test.async", "Only the first tasks of each table are counted"),
+            ("/running", "Others may run"),
+            ("/workers", "Runs is not counted"),
+        ):
+            assert said in Browser(gateway).get(page).text, page
     enough.touch()
 
 
