@@ -216,10 +216,8 @@ class Sweep:
 
     def _topic(self, row: DueRow) -> Topic | None:
         topic = self._catalog.known_type(row.biz_type)
-        if topic is not None:
+        if topic is not None or not self._complains(row.biz_type):
             return topic
-        if not self._complains(row.biz_type):
-            return None
         try:
             topic = self._catalog.of_type(row.biz_type)
         except (StoreUnavailable, SchemaBehind):

@@ -330,8 +330,9 @@ class Toc:
             self._store.close()  # else it counts as away until it was asked again
 
     def lose_reply(self) -> AbstractContextManager[None]:
-        """The next write is stored and its answer is lost: a submit raises SubmitUnknown. What is returned
-        may stand in a ``with``, at whose end it is over in any case."""
+        """The next write is stored and its answer is lost: a submit raises SubmitUnknown. In a transaction of
+        the application nothing is stored: StoreUnavailable. What is returned may stand in a ``with``, at
+        whose end it is over in any case."""
         self.center.catalog.refresh()  # which makes topics
         self._database.loses_reply = True
         return self._reply_lost()
