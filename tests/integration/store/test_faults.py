@@ -123,8 +123,12 @@ def test_a_long_read_harms_no_other_of_its_server(mysql_place: Any, new_row: New
         assert row.job_id in store.read_each([row.job_id])
         sent.clear()
         assert store.selections.count(Selection(TaskStatus.PENDING)) > 0
+        assert len(sent) == 16, "a statement for each table: each has its own time"
+        sent.clear()
+        assert store.selections.count(Selection(TaskStatus.PENDING, held=True)) == 0
+        assert sent
+        assert all(text.count("LIMIT") == text.count("SELECT") for text in sent), "rows are read in pages"
     assert "database_away" not in told(logs)
-    assert len(sent) == 16, "a statement for each table: each has its own time"
 
 
 def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_longer_than_any(

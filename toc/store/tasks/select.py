@@ -169,6 +169,8 @@ class Selections:
     def count(self, wanted: Selection, most: int | None = None) -> int:
         """Return how many rows are selected. Reads all rows of the status and the times; of those that match
         ``most`` at most, of each table its share."""
+        if wanted.held or wanted.error is not None:  # the index has neither: a page of rows has its time
+            return len(self.ids(wanted))
         limit = "" if most is None else f" LIMIT {most // self._shards.tables + 1:d}"
 
         def read(server: DatabaseServer, part: Mapping[int, None]) -> int:
