@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from toc.sdk.client import TimeoutCenter
     from toc.store.servers.shards import Trouble
 
-    Living = Callable[[], Sequence[WorkerRow] | None] | None
+    Living = Callable[[TimeoutCenter], Sequence[WorkerRow] | None]
 
 RECENT_MS = 45_000
 """What made tasks of a topic late so short a while ago still does."""
@@ -50,14 +50,20 @@ def may_be_late(row: TaskRow, now: int) -> bool:
     return row.status == TaskStatus.PROCESSED and not (row.late is None and row.last_error is None)
 
 
+def _alive(center: TimeoutCenter) -> Sequence[WorkerRow] | None:
+    with suppress(Unavailable):
+        return living_workers(center)
+    return None
+
+
 def why(
-    center: TimeoutCenter, row: TaskRow, topic: Topic | None, *, servers: bool = True, living: Living = None
+    center: TimeoutCenter, row: TaskRow, topic: Topic | None, *, servers: bool = True, living: Living = _alive
 ) -> LateShown | None:
     """Return why a task is late, as it is shown, or None if it is not or nobody knows.
 
     ``servers``: whoever asks may know which servers and hosts there are. ``living``: returns the living
-    workers, None if they are not known; by default they are read. Raises StoreUnavailable if the task's own
-    server is away; while the first database is, the rest of its wait has no cause.
+    workers, None if they are not known. Raises StoreUnavailable if the task's own server is away; while the
+    first database is, the rest of its wait has no cause.
     """
     now = center.clock.now_ms()
     if not may_be_late(row, now):
@@ -74,8 +80,7 @@ def why(
     ended = row.next_time if row.status == TaskStatus.PROCESSED else None
     explain = partial(lateness.explain, due, starts, tries, ended, lapsed=row.last_error == LEASE_ENDED)
     if ended is None and topic is not None:
-        rest = partial(_now, center, row, topic, living)
-        found = _so_far(center, row, topic, due, now, explain, rest)
+        found = _so_far(center, row, topic, due, now, explain, living)
     else:
         found = explain(now)
     if found is None:
@@ -87,7 +92,7 @@ def why(
 
 def _so_far(
     center: TimeoutCenter, row: TaskRow, topic: Topic, due: int, now: int,
-    explain: Callable[[int], Why | None], keeps: Callable[[], Span],
+    explain: Callable[[int], Why | None], living: Living,
 ) -> Why | None:  # fmt: skip
     """Return why a pending task is late so far: until it runs, or is due again, its past tells; after that
     what can be seen now."""
@@ -113,14 +118,8 @@ def _so_far(
     rest = Span(Cause.WORKER_KILLED if begun else Cause.UNKNOWN, 0, 0)
     if started is None:
         with suppress(Unavailable, SchemaBehind):
-            rest = keeps()
+            rest = _now(center, row, topic, living)
     return Why(due, until, lateness.fill(due, until, spans, rest), started is None, row.attempts > 0)
-
-
-def _living(center: TimeoutCenter) -> Sequence[WorkerRow] | None:
-    with suppress(Unavailable):
-        return living_workers(center)
-    return None
 
 
 def _now(center: TimeoutCenter, row: TaskRow, topic: Topic, living: Living) -> Span:
@@ -139,7 +138,7 @@ def _now(center: TimeoutCenter, row: TaskRow, topic: Topic, living: Living) -> S
     same = None if latest is None else Span(latest.cause, 0, 0, latest.evidence)
     if topic.delivery is Delivery.PULL:
         return same or Span(Cause.NO_CONSUMER, 0, 0)
-    if (rows := living() if living else _living(center)) is not None:
+    if (rows := living(center)) is not None:
         able = [one for one in rows if one.member.can_handle(topic.name, topic.delivery)]
         if not able:
             return Span(Cause.NO_OWNER, 0, 0, f"no living worker handles {topic.name}")
@@ -177,7 +176,7 @@ def _waiting(
     tasks = Counter(row.biz_type for row in rows)
     first = {row.biz_type: row.job_id for row in reversed(rows)}
     found: list[Record] = []
-    living = cache(partial(_living, center))
+    living = cache(_alive)
     for biz_type, job_id in first.items():
         topic, one = by_type[biz_type], store.get(job_id)
         shown = None if one is None else why(center, one, topic, servers=servers, living=living)
