@@ -291,15 +291,13 @@ def cancel(doing: Doing, *, dry_run: bool, rate: float | None = None, **which: A
 
 
 def _cancel_by_biz(doing: Doing, topic: str, biz_id: int | str) -> list[Record]:
-    partial: PartialCancel | None = None
     with audited(doing.center.store, doing.by, "tasks.cancel", topic, biz_id=str(biz_id)) as record:
         try:
             outcomes = doing.center.cancel_by_biz(topic, biz_id=biz_id)
         except PartialCancel as exc:
-            partial, outcomes = exc, exc.outcomes
-        record.update(Counter(outcome.value for outcome in outcomes.values()))
-    if partial is not None:
-        raise partial
+            record.update(Counter(one.value for one in exc.outcomes.values()))
+            raise
+        record.update(Counter(one.value for one in outcomes.values()))
     return [{"job_id": str(job_id), "outcome": outcome.value} for job_id, outcome in outcomes.items()]
 
 
