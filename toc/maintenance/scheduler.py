@@ -70,7 +70,7 @@ class Scheduler:
         self._complains = RateLimit(sweep.clock)
 
     def run_once(self) -> float:
-        """Move on the schedules that need it, or ask some tables. Returns the seconds until the next call."""
+        """Ask the tables, if it is time, and move on schedules. Returns the seconds until the next call."""
         before, self._tables = self._tables, self._mine()
         if not self._tables:
             return LOOK_EVERY
@@ -82,11 +82,11 @@ class Scheduler:
         waiting = sorted(pair for pair in times if pair[0] <= now)
         hurry = False
         try:
+            if self._ask_at <= began:  # also if some table waits all the time
+                self._ask_at = began + max(LOOK_EVERY, len(self._tables) / ASKED_PER_SECOND)
+                self._note_failed(self._ask(self._tables - {table for _, table in waiting}))
             if waiting:
                 hurry = self._move_on([table for _, table in waiting[:TABLES_PER_STEP]], now)
-            elif self._ask_at <= began:
-                self._ask_at = began + max(LOOK_EVERY, len(self._tables) / ASKED_PER_SECOND)
-                self._note_failed(self._ask(self._tables))
         except (StoreUnavailable, SchemaBehind) as exc:
             if self._complains("server"):
                 log.warning("schedules_not_served", error=str(exc))

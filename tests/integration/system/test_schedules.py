@@ -121,6 +121,23 @@ def test_a_new_schedule_of_a_few_seconds_is_punctual_though_no_worker_was_told(
     assert nominal == [START + timedelta(seconds=4 * n) for n in range(1, 5)], "none is left out"
 
 
+def test_a_table_that_waits_all_the_time_hides_no_other(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others may have been taken over meanwhile, or hold a schedule that is new or was changed."""
+    scheduler, table = bench.worker(), bench.center.store.schedules
+    bench.center.schedules.create("busy", topic="test.sync", every=60)
+    scheduler.run_once()
+    due, more = table.due, {table.table_of("busy")}
+    monkeypatch.setattr(table, "due", lambda *asked: due(*asked)._replace(more=more))
+    bench.center.schedules.create("other", topic="test.sync", every=HOUR)
+    assert table.table_of("other") not in more
+    for _ in range(65):
+        bench.clock.now += 60_000
+        scheduler.run_once()
+    assert bench.hours("other") == [1]
+
+
 def test_occurrences_are_in_the_index_before_they_are_due(bench: Bench) -> None:
     bench.center.schedules.create("soon", topic="test.sync", every=HOUR)
     bench.until(HOUR - timedelta(seconds=5))
