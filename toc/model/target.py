@@ -33,9 +33,9 @@ PREVIOUS_SECONDS = 86_400.0
 MAX_PREVIOUS_SECONDS = 30 * 86_400.0
 
 REFRESH_SECONDS = 1.0
-"""Seconds between two reads of the table of targets, in each process that sends or lets tasks name them."""
+"""Seconds between two reads of the table of targets, in each process that sends."""
 NOTICED_SECONDS = REFRESH_SECONDS + 0.5
-"""After this many seconds every process that reaches MySQL has read it again."""
+"""After this many seconds each of them that reaches MySQL has read it again."""
 
 MAX_URL = 2000
 MAX_PATTERNS = 100

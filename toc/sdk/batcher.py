@@ -452,11 +452,10 @@ class Batcher:
     # --- inside
 
     async def _keep_topics(self) -> None:
-        """Keep the view of the topics, and of the targets, fresh, so that no call has to wait for it."""
+        """Keep the view of the topics fresh, so that no call has to wait for it."""
         while True:
             with contextlib.suppress(StoreUnavailable, errors.SchemaBehind):
                 await self.read_topics()
-                await asyncio.wrap_future(self._topics_thread.submit(self.center.targets.refresh))
             await asyncio.sleep(REFRESH_SECONDS / 2)
 
     def _batcher_of(self, one: Submission) -> ServerBatcher[Submission, Put]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,9 +20,11 @@ from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, StoreUnavailable
 from toc.model.fork import call_in_children
+from toc.model.topic import Topic
 from toc.observe.tracing import Tracing
 from toc.sdk.submission import RowMaker
 from toc.sdk.targets import Targets
+from toc.store.records.topics import TopicTable
 from toc.store.store import Store
 
 if TYPE_CHECKING:
@@ -149,14 +151,20 @@ class Parts:
 
     @property
     def catalog(self) -> TopicCatalog:
-        """This process's view of the topics, with the horizons in force. Raises ConfigError when no
-        database is configured."""
+        """This process's view of the topics, with the horizons in force. The targets that tasks name are
+        read with them. Raises ConfigError when no database is configured."""
         check_running()
         if (catalog := self._catalog) is None:
             with self._lock:
                 if (catalog := self._catalog) is None:
-                    catalog = self._catalog = TopicCatalog(self.store.topics.in_force, self.clock)
+                    read = partial(self._read_topics, self.store.topics)
+                    catalog = self._catalog = TopicCatalog(read, self.clock)
         return catalog
+
+    def _read_topics(self, table: TopicTable) -> list[Topic]:
+        topics = table.in_force()
+        self.targets.refresh()
+        return topics
 
     def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""

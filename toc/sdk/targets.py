@@ -154,24 +154,26 @@ class Targets:
     # --- which topics may use which
 
     def serves(self, name: str, topic: str) -> bool:
-        """Whether a topic may use a target, by what was read a moment ago. Asks no server."""
-        return self._book is not None and self._book.fresh and self._book.serves(name, topic)
+        """Whether a topic may use a target, by what was read last. Asks no server."""
+        return self._book is not None and self._book.serves(name, topic)
 
     def check_usable(self, name: str, topic: str) -> None:
         """Raise InvalidTarget unless there is a target of this name that a topic may use.
 
-        Asks the first database if that was not read a moment ago. While it is away, what was read last holds.
+        Asks the first database for one that was not there when it was read last, unless that is away.
         """
         if self.serves(name, topic):
             return
+        store = self._parts.store
         if (book := self._book) is None:
-            book = self._book = TargetBook(self._parts.store.targets, self._parts.clock)
-        book.run_once()
+            book = self._book = TargetBook(store.targets, self._parts.clock)
+        if (away := store.away(0)) is None:
+            book.run_once()
         if not book.serves(name, topic):
-            raise book.error or InvalidTarget(no_target(name, topic), "target")
+            raise away or book.error or InvalidTarget(no_target(name, topic), "target")
 
     def refresh(self) -> None:
-        """Read the targets again if any task has named one. Never raises."""
+        """Read the targets again if any task has named one. Follows each read of the topics; never raises."""
         if (book := self._book) is not None:
             book.run_once()
 

@@ -4,18 +4,24 @@ import asyncio
 import copy
 import json
 import re
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
+from harness.clocks import PushedClock
 from harness.gateway import Gateway
+from harness.patience import until
 
 from toc import NewTask, TimeoutCenter
-from toc.model.errors import InvalidTarget
+from toc.model.clock import Clock
+from toc.model.errors import InvalidTarget, StoreUnavailable
 from toc.model.target import TargetSecrets
 from toc.model.topic import Delivery, Topic
 from toc.operate.doctor_tasks import target_lines
 from toc.sdk.batcher import Batcher
+from toc.store.records.table import State
 from toc.store.records.targets import new_key
 
 # Webhook targets over HTTP, and the tasks that name one or a URL of their own.
@@ -36,10 +42,15 @@ def gateway(shared: Gateway, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield one
 
 
+def with_key(gateway: Gateway, clock: Clock | None = None) -> TimeoutCenter:
+    """An application that has the key too."""
+    settings = gateway.system.settings.model_dump() | {"secret_key": KEY}
+    return TimeoutCenter(type(gateway.system.settings)(**settings), clock=clock)
+
+
 def opened(gateway: Gateway, name: str) -> TargetSecrets:
     """What is stored of a target, decrypted."""
-    settings = gateway.system.settings.model_dump() | {"secret_key": KEY}
-    with TimeoutCenter(type(gateway.system.settings)(**settings)) as center:
+    with with_key(gateway) as center:
         return center.store.targets.open(center.store.targets.get(name))
 
 
@@ -224,6 +235,51 @@ def test_a_target_is_for_its_topics_alone_by_every_door_and_else_as_one_not_ther
     gateway.system.wait(  # each process reads the targets again once a second
         lambda: gateway.call("POST", path, task | {"target": "vault"}).status == 422, "it is refused", 60
     )
+
+
+def test_who_names_a_known_target_waits_for_no_server(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has changed of it is learned beside. Only an unknown name asks, unless the server is away."""
+    asked: set[str] = set()
+    clock = PushedClock()
+    with with_key(gateway, clock) as center:
+        store = center.store
+        center.targets.create("known", "https://example.com/")
+
+        def submit(target: str = "known") -> int:
+            return center.submit("hooks", biz_id="known", delay=60, target=target)
+
+        async def batched() -> None:
+            batcher = Batcher(center)
+            await batcher.checked(NewTask("hooks", "known", 60, target="known"))
+            await batcher.close()
+
+        def hangs() -> State:
+            asked.add(threading.current_thread().name)
+            raise StoreUnavailable("it hangs")
+
+        submit()
+        with monkeypatch.context() as trouble:
+            trouble.setattr(store.targets, "state", hangs)
+            clock.pushed += 10
+            asyncio.run(batched())
+            submit()
+            assert until(lambda: bool(asked))
+            assert asked == {"toc-topics"}
+            trouble.setattr(store, "away", lambda _server: StoreUnavailable("it is away"))
+            with pytest.raises(StoreUnavailable, match="away"):
+                submit("nobody")
+            assert asked == {"toc-topics"}
+        center.targets.alter("known", topics=["other"], wait=False)
+
+        def refused() -> bool:
+            clock.pushed += 10
+            with suppress(InvalidTarget):
+                return submit() < 0
+            return True
+
+        assert until(refused)
 
 
 def test_who_may_only_read_does_not_see_the_query_of_a_url(gateway: Gateway) -> None:

@@ -252,7 +252,6 @@ class TargetBook:
         """Decrypted secrets by change_id, of targets that were sent to."""
         self.error: TocError | None = None
         """Why the last read failed."""
-        self._read_at = float("-inf")
         self._lock = threading.Lock()
 
     @property
@@ -277,13 +276,8 @@ class TargetBook:
                     log.warning("targets_not_read", error=str(exc))
                 self.error = exc
             else:
-                self.error, self._read_at = None, began
+                self.error = None
         return max(0.0, REFRESH_SECONDS - (self._clock.monotonic() - began))
-
-    @property
-    def fresh(self) -> bool:
-        """Whether it was read within REFRESH_SECONDS."""
-        return self._clock.monotonic() - self._read_at < REFRESH_SECONDS
 
     def serves(self, name: str, topic: str) -> bool:
         """Whether, as last read, there is a target of this name that a topic may use. Asks no server."""
