@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fault.kit.proxy import Proxy
+from fault.kit.proxy import Proxy, through
 from harness.leases import taken
 from harness.rows import NewRow, known, put
 
-from toc.model.errors import DedupConflict, RequestReused, SubmitUnknown, TaskExists
+from toc.model.errors import DedupConflict, RequestReused, StoreUnavailable, SubmitUnknown, TaskExists
 from toc.model.pull import AckOutcome, PullLease
 from toc.model.sharding import BizId
 from toc.model.task import Content, OnConflict, Put, PutOutcome, Request, Submission, TaskRow, TaskStatus
@@ -145,6 +145,28 @@ def test_answers_are_forgotten_after_their_retention(store: Store, new_row: NewR
     for number in databases:
         store.requests.purge(number, -60_000)
     assert store.requests.answer(request, BizId.of(row.biz_id)) is None
+
+
+@pytest.mark.parametrize("by", ["request", "dedup_key"])
+def test_what_was_answered_before_is_asked_once_of_a_server_that_hangs(
+    mysql_place: Any, proxy: Proxy, new_row: NewRow, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """Who asks next has an answer at once: a thread that all share would wait."""
+    row, request = new_row(dedup_key="k"), Request.of("", secrets.token_hex(), b"")
+    with closing(mysql_place.open(urls=[through(proxy, mysql_place.urls[0])], read_timeout=1)) as store:
+        answer = partial(store.requests.answer, request, BizId.of(row.biz_id))
+        before = answer if by == "request" else partial(store.kept, Submission(row))
+        assert before() is None
+        proxy.stall()
+        with pytest.raises(StoreUnavailable):
+            before()
+        assert store.away(0)
+        with monkeypatch.context() as asked:
+            asked.setattr(store._shards.servers[0], "run", None)
+            asked.setattr("toc.store.tasks.requests._answer_in_time", None)
+            with pytest.raises(StoreUnavailable):
+                before()
+        proxy.flow()
 
 
 def test_a_change_whose_answer_is_lost_is_made(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:

@@ -73,11 +73,18 @@ class Requests:
     def answer(self, request: Request, biz: BizId) -> Put | None:
         """Return the answer that a request about a task of this biz_id got before, None if there is none.
 
-        Raises RequestReused.
+        Raises RequestReused, and StoreUnavailable soon if the server hangs.
         """
         table = biz.crc % self._shards.tables
-        server, name = self._shards.server_of[table], self._shards.request_names[table]
-        return answer_of(request, answered(server.run([select(name, [request])])))
+        statements = [select(self._shards.request_names[table], [request])]
+
+        def send(server: DatabaseServer, _part: object) -> Answered:
+            if not (results := _answer_in_time(server, self._shards.health[server], statements)):
+                raise StoreUnavailable(f"{server.name}: no answer")
+            return answered(results)
+
+        (found,) = self._shards.each(self._shards.group_tables({table: None}), send).whole()
+        return answer_of(request, found)
 
     def purge(self, database: int, keep: int) -> bool:
         """Delete the oldest rows of a database that are older than ``keep`` ms. Returns whether more may be

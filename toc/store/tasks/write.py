@@ -388,8 +388,15 @@ class Writer:
     def kept(self, one: Submission) -> Put | None:
         """Return the task that has this dedup_key and would stay as it is; None if there is none, or it would
         be replaced. Raises DedupConflict, TaskExists."""
-        found = self.found(one)
-        plan = None if found is None else self._planner.plan(self._server_of(one), one, found, 0)
+        server = self._server_of(one)
+        for error in filter(None, self._unwritable(server, [one])):
+            raise error
+        try:
+            found = self.found(one)
+        except StoreUnavailable as exc:
+            self._shards.health[server].note(exc)
+            raise
+        plan = None if found is None else self._planner.plan(server, one, found, 0)
         return plan.put if isinstance(plan, Stored) else None
 
     def renamed(self, row: TaskRow) -> TaskRow:
