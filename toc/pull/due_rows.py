@@ -20,6 +20,9 @@ ROWS_PAGE = 100
 ROWS_ON_SECONDS = 0.05
 """Pause before reading on where a table has more due rows than a page; least time between two reads."""
 
+Page = tuple[Answers[list[DueRow]], set[int]]
+"""Due rows of tables, and the job_ids of those that others have locked."""
+
 
 class Found(NamedTuple):
     """What one read has found: of each topic with due rows, those rows."""
@@ -33,14 +36,14 @@ class Found(NamedTuple):
 
 class DueRows:
     """One call reads a page of each table. The next reads on, so that no topic waits forever behind the rows
-    of others, and begins anew at the end. What comes due before the next is read at its time. A server that
-    hangs is waited for once; others are read meanwhile."""
+    of others, and begins anew at the end. What comes due before the next is read at its time. Leaves out rows
+    that others have locked. A server that hangs is waited for once; others are read meanwhile."""
 
     def __init__(self, center: TimeoutCenter) -> None:
         self._store, self._clock = center.store, center.clock
         self._servers = self._store.tables_of_server()
         self._ask = self._store.soon if len(self._servers) > 1 else _at_once
-        self._asked: dict[int, Future[Answers[list[DueRow]]]] = {}
+        self._asked: dict[int, Future[Page]] = {}
         """The servers that have not answered yet."""
         self._read_at = float("-inf")
         """When rows were last read (monotonic)."""
@@ -58,25 +61,26 @@ class DueRows:
         if not by_type:
             return Found({}, whole, ROWS_SECONDS)
         ahead = now + int(1000 * ROWS_SECONDS)
-        new: list[Future[Answers[list[DueRow]]]] = []
+        new: list[Future[Page]] = []
         for server, tables in enumerate(self._servers):
             if server not in self._asked:
                 starts = {table: self._places.get(table, Position(0)) for table in tables}
-                page = partial(self._store.scans.page, starts, ahead, ROWS_PAGE, where=of_types(by_type))
+                page = partial(self._page, starts, ahead, of_types(by_type))
                 new.append(self._asked.setdefault(server, self._ask(page)))
         wait(new, ROWS_SECONDS)
         answers = [self._asked.pop(server).result() for server, one in [*self._asked.items()] if one.done()]
-        pages = {table: page for answer in answers for table, page in answer.items()}
+        pages = {table: page for answer, _ in answers for table, page in answer.items()}
+        locked = {job_id for _, some in answers for job_id in some}
         self._places = {
             table: page[-1].position
             for table, page in pages.items()
             if len(page) == ROWS_PAGE and page[-1].next_time <= now
         }
         whole = whole and not self._places and len(new) == len(answers) == len(self._servers)
-        whole = whole and not any(answer.unanswered for answer in answers)
+        whole = whole and not locked and not any(answer.unanswered for answer, _ in answers)
         due: dict[str, list[Candidate]] = {}
-        rows = (row for row in chain.from_iterable(pages.values()) if row.biz_type in by_type)
-        for row in sorted(rows, key=lambda row: row.next_time):
+        rows = [row for row in chain.from_iterable(pages.values()) if row.biz_type in by_type]
+        for row in sorted((row for row in rows if row.job_id not in locked), key=lambda row: row.next_time):
             if row.next_time > now:
                 following = max(row.next_time / 1000 - self._clock.time(), 0.0)
                 break
@@ -86,6 +90,10 @@ class DueRows:
         else:
             following = ROWS_SECONDS
         return Found(due, whole, ROWS_ON_SECONDS if self._places else following)
+
+    def _page(self, starts: Mapping[int, Position], until: int, where: str) -> Page:
+        pages = self._store.scans.page(starts, until, ROWS_PAGE, where=where)
+        return pages, self._store.locked(row.job_id for page in pages.values() for row in page)
 
 
 def _at_once(read: Callable[[], T]) -> Future[T]:

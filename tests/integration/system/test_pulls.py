@@ -18,6 +18,7 @@ from harness.patience import PATIENCE
 from harness.pulls import opened_pulls
 from harness.rows import change
 from harness.system import System, small_system
+from harness.tables import raw
 
 from benchmarks.local import MariaDB, RedisServer
 from toc import NewTask, TaskStatus, Topic
@@ -391,6 +392,22 @@ async def test_without_redis_no_topic_waits_behind_the_many_rows_of_another(
         clean_redis.start()
     assert [one.task.job_id for one in got] == [late]
     assert 0 < count < 4000, "they were many, and have not been starved either"
+
+
+@pytest.mark.parametrize("pulled", ["alone"], indirect=True)
+async def test_without_an_index_tasks_that_a_transaction_has_locked_hide_none_behind_them(
+    pulled: System, gateway: Pulls
+) -> None:
+    job_ids = [pulled.center.submit(TOPIC, biz_id=1, delay=0.01 + n / 100) for n in range(8)]
+    await due(pulled, job_ids)
+    with raw(pulled.settings) as caller:
+        table = pulled.center.store.name_of(pulled.center.store._shards.table_of(job_ids[0]))
+        rows = f"{table} FORCE INDEX (PRIMARY) WHERE job_id IN {tuple(job_ids[:7])}"
+        caller.exec_driver_sql("BEGIN")
+        caller.exec_driver_sql(f"SELECT 1 FROM {rows} FOR UPDATE")
+        assert (await one(gateway)).task.job_id == job_ids[7]
+        caller.exec_driver_sql("ROLLBACK")
+    assert [(await one(gateway)).task.job_id for _ in range(7)] == job_ids[:7]
 
 
 @pytest.mark.parametrize("pulled", ["apart"], indirect=True)

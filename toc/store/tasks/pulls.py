@@ -93,7 +93,7 @@ class Pulls:
                 # MySQL assigns from left to right: what reads the old nonce comes before the new one.
                 updates.append(
                     Statement(  # [rule: one-hand-out]
-                        f"UPDATE {self._shards.names[table]} SET "
+                        f"UPDATE {server.by_primary_key(self._shards.names[table])} SET "
                         f"last_error=CASE WHEN pull_nonce IS NULL THEN last_error ELSE %s END,"
                         f"attempts=attempts+CASE WHEN attempts<({tries}) THEN 1 ELSE 0 END,"
                         f"pull_nonce=CASE job_id {nonces} END,pull_began={now},"
