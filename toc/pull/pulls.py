@@ -30,7 +30,7 @@ from toc.pull.handed_out import NO_FENCE, Candidate, HandedOut, TtrOf
 from toc.pull.handout import EndedLease, HandOuts, Mover
 from toc.pull.taker import Taker
 from toc.pull.waiting_pulls import LAST_SECONDS, WaitingPull, WaitingPulls
-from toc.sdk.batcher import Sender, Settle, ask_each, not_answered, one_each
+from toc.sdk.batcher import APART, Sender, Settle, ask_each, not_answered, one_each
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.cluster import episode_writer
 
@@ -106,21 +106,14 @@ class LeaseBatches:
     def _send(
         self, do: Callable[[Mapping[int, LeaseCall]], Done], calls: Sequence[LeaseCall], answer: Settle
     ) -> None:
-        outcomes: list[Any] = [None] * len(calls)
-        ends: list[EndedLease] = []
-        left: Sequence[int] = range(len(calls))
-        while left:  # a statement takes each task once; the rest follows
-            now: dict[int, int] = {}
-            later = [
-                number for number in left if now.setdefault(calls[number].lease.job_id, number) != number
-            ]
-            done = do({job_id: calls[number] for job_id, number in now.items()})
-            for job_id, number in now.items():
-                outcomes[number] = done.failed.get(job_id) or done.outcomes.get(job_id)
-            ends += done.ends
-            left = later
-        answer(outcomes)
-        self._mover.ended(ends)
+        first: dict[int, LeaseCall] = {}
+        again = [first.setdefault(one.lease.job_id, one) is not one for one in calls]
+        done = do(first)
+        found = {job_id: done.failed.get(job_id) or done.outcomes.get(job_id) for job_id in first}
+        # A statement takes each task once. Who asked about one again is answered by itself.
+        pairs = zip(calls, again, strict=True)
+        answer([APART if repeated else found[one.lease.job_id] for one, repeated in pairs])
+        self._mover.ended(done.ends)
 
     def _ack(self, calls: Mapping[int, LeaseCall]) -> Done:
         outcomes = self._store.pulls.ack(call.lease for call in calls.values())

@@ -5,7 +5,7 @@ import asyncio
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ from toc import NewTask, TaskStatus, Topic
 from toc.index.messages import Peek
 from toc.model.clock import from_ms
 from toc.model.errors import Busy, InvalidLease, StoreUnavailable, TocError
-from toc.model.pull import AckOutcome, LeaseOutcome
+from toc.model.pull import AckOutcome, LeaseOutcome, PullLease
 from toc.model.sharding import BizId
 from toc.model.topic import Backoff, Delivery, Slot
 from toc.pull.handed_out import HandedOut
@@ -241,6 +241,26 @@ async def test_answers_that_wait_for_a_server_are_bounded(pulled: System, gatewa
     told = {type(what) for found in await asyncio.gather(*crowd) for what in found}
     assert told - {StoreUnavailable} == {Busy, AckOutcome}, "some may have run out of time"
     assert await gateway.ack([others[0]]) == [AckOutcome.UNKNOWN]
+
+
+async def test_a_lease_that_is_repeated_holds_up_nobody_elses_answer(
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for biz_id in (1, 2):
+        pulled.center.submit(TOPIC, biz_id=biz_id, delay=0.05)
+    mine, other = await one(gateway), await one(gateway)
+    pulls, asked = pulled.center.store.pulls, list[int]()
+
+    def ack(leases: Iterable[PullLease], real: Any = pulls.ack) -> Any:
+        asked.append(len(found := list(leases)))
+        return real(found)
+
+    monkeypatch.setattr(pulls, "ack", ack)
+    many = asyncio.create_task(gateway.ack([mine.lease] * 100))
+    assert await gateway.ack([other.lease]) == [AckOutcome.ACKED]
+    assert asked[0] == 2
+    assert len(asked) < 50, "the rest follows"
+    assert Counter(await many) == {AckOutcome.ACKED: 1, AckOutcome.ALREADY: 99}
 
 
 @either
