@@ -166,6 +166,8 @@ class Webhooks:
         """When targets answered last (ms), and what, as far as that is not kept yet."""
         self._locked: set[int] = set()
         """change_ids of targets whose secrets no key here opens, each of which is logged once."""
+        self._pausing: set[int] = set()
+        """Those that have answered 410 and are being paused: one task of each waits for that."""
 
     def run_once(self) -> float:
         """Read the targets. Returns the seconds until the next call."""
@@ -335,9 +337,14 @@ class Webhooks:
         sent = Sent(answer.status or 0, answer.ms)
         if found is Meaning.PROCESSED:
             return Delivered(sent, answer.text)
-        if answer.status == HTTPStatus.GONE and bound.target is not None and not bound.path:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._executor, self._pause, bound.target, task.job_id)
+        to = None if bound.path else bound.target
+        if answer.status == HTTPStatus.GONE and to is not None and to.change_id not in self._pausing:
+            self._pausing.add(to.change_id)
+            try:
+                loop = asyncio.get_running_loop()
+                await loop.run_in_executor(self._executor, self._pause, to, task.job_id)
+            finally:
+                self._pausing.discard(to.change_id)
         if found is Meaning.DEAD:
             raise Undelivered(answer.text, sent, dead=True)
         after = answer.retry_after

@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import json
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -187,6 +188,38 @@ def test_a_410_to_a_path_or_url_of_a_tasks_own_pauses_nothing(hook: Hook, receiv
     jobs = [hooked.submit(1, target="shop", url="/x"), hooked.submit(2, url=receiver.url("/own"))]
     assert [hooked.ended(job_id).status for job_id in jobs] == [TaskStatus.DEAD] * 2
     assert not known(hooked.center.targets.get("shop")).paused
+
+
+def test_of_the_tasks_of_a_target_that_is_gone_one_waits_for_its_pause(
+    hook: Hook, receive: Receive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise all would wait one after the other while the first database hangs, and no other be sent."""
+    receiver = receive(Reply(410))
+    center, answers = hook(receiver).center, threading.Event()
+    targets, webhooks = center.targets, sending(center)
+    targets.create("gone", receiver.url())
+    webhooks.run_once()
+    pause = webhooks._targets.pause
+
+    def hangs(*what: Any, **how: Any) -> bool:
+        return answers.wait(PATIENCE) and pause(*what, **how)
+
+    monkeypatch.setattr(webhooks._targets, "pause", hangs)
+
+    async def whole() -> None:
+        left = {asyncio.create_task(webhooks.deliver(routed(n, target="gone"))) for n in range(5)}
+        async with asyncio.timeout(PATIENCE):
+            while len(left) > 1:
+                done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+                assert {type(one.exception()) for one in done} == {Undelivered}
+        assert not known(targets.get("gone")).paused
+        answers.set()
+        with pytest.raises(Undelivered):
+            await left.pop()
+        await close(webhooks)
+
+    asyncio.run(whole())
+    assert known(targets.get("gone")).paused
 
 
 def test_what_cannot_be_sent_now_waits_and_uses_up_no_try(hook: Hook, receive: Receive) -> None:
