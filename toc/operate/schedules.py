@@ -11,6 +11,7 @@ from toc.model.access import Action as Right
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidSchedule, UnknownSchedule, UnreadableSchedule
 from toc.model.schedule import BACKFILL_RATE, MIN_BACKFILL_RATE, Definition, Dst, Missed, Overlap
+from toc.model.topic import EVERYTHING
 from toc.model.topic import NAME as FITTING
 from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
 from toc.operate.records import fire_record, schedule_record
@@ -38,8 +39,6 @@ ATTRIBUTE = Param("attribute", Value.OBJECT, "The data of each task for its hand
 LIMIT = Param("limit", Value.WHOLE, "Show at most N.", 100, least=1, most=1000)
 COUNT = Param("count", Value.WHOLE, "How many.", 20, least=1, most=1000)
 AFTER = Param("after", Value.INSTANT, "Begin after this time. Default now.")
-PAGE, PAGES = 1000, 10
-"""How many schedules are read at once for whoever may see some alone, and how often."""
 
 
 def _shown(doing: Doing, schedule: Schedule) -> Record:
@@ -86,19 +85,13 @@ AT_ITS_SERVER: Any = {"place": Place.SCHEDULE}
 def list_schedules(doing: Doing, after: str, limit: int) -> Record:
     """List the schedules by name, a page at a time.
 
-    `missed` counts occurrences left out after stops, `skipped` those whose predecessor had not ended. A page
-    may be empty although more follow: while `next` is not null, ask on with it as `after`.
+    `missed` counts occurrences left out after stops, `skipped` those whose predecessor had not ended. While
+    `next` is not null, ask on with it as `after`.
     """
-    size = limit + 1 if doing.token is None or doing.token.everywhere else PAGE
-    found: list[Schedule] = []
-    for _ in range(PAGES):
-        page = doing.center.schedules.list(after=after, limit=size)
-        found += [one for one in page if doing.sees(one.definition.topic)]
-        after = page[-1].name if len(page) == size else ""
-        if len(found) > limit or not after:
-            break
+    topics = (EVERYTHING,) if doing.token is None else doing.token.topics
+    found = doing.center.schedules.list(after=after, limit=limit + 1, topics=topics)
     shown = [_shown(doing, one) for one in found[:limit]]
-    return {"schedules": shown, "next": found[limit - 1].name if len(found) > limit else after or None}
+    return {"schedules": shown, "next": found[limit - 1].name if len(found) > limit else None}
 
 
 @operation("schedule.show", f"GET {_ONE}", Right.READ_SCHEDULES, "Show a schedule", NAME, **AT_ITS_SERVER)

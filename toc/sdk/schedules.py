@@ -20,7 +20,7 @@ from toc.model import schedule as rules
 from toc.model.clock import Duration, from_ms
 from toc.model.schedule_state import NEAR_MS, Planned, State, change, new_state, step
 from toc.model.task import SCHEDULED_FOR, NewTask, TaskRow, scheduled_for_text
-from toc.model.topic import Topic, check_native
+from toc.model.topic import EVERYTHING, Topic, any_matches, check_native
 from toc.sdk.submission import instant_ms
 from toc.store.store import Store
 from toc.store.tasks.schedules import StoredSchedule, occurrence_key
@@ -136,17 +136,21 @@ class Schedules:
         begin = self._center.clock.now_ms() if after is None else _instant("after", after)
         return rules.preview(stored.definition, begin, count)
 
-    def list(self, *, after: str = "", limit: int = 1000) -> list[Schedule]:
+    def list(
+        self, *, after: str = "", limit: int = 1000, topics: Sequence[str] = (EVERYTHING,)
+    ) -> list[Schedule]:
         """Return schedules by name: the first ``limit`` whose name is greater than ``after``.
 
-        Leaves out rows that this version does not understand, which doctor names. Needs every server.
+        ``topics`` are patterns, such as "shop.*": reads only schedules of such topics. Leaves out rows that this
+        version does not understand, which doctor names. Needs every server.
         """
         found: list[Schedule] = []
         while len(found) < limit:
-            page = self._store.schedules.page(after, limit)
+            page = self._store.schedules.page(after, limit, topics)
             for stored in page:
                 with contextlib.suppress(errors.InvalidSchedule):
-                    found.append(_schedule(stored))
+                    if any_matches(topics, stored.definition.topic):
+                        found.append(_schedule(stored))
             if len(page) < limit:
                 break
             after = page[-1].name

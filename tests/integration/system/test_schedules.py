@@ -16,6 +16,7 @@ from harness.system import System
 from toc import CancelOutcome, NewTask, Task, TaskStatus, TimeoutCenter
 from toc.maintenance.scheduler import LOOK_EVERY, Scheduler
 from toc.maintenance.sweep import Sweep
+from toc.model.access import Role, Token
 from toc.model.clock import from_ms, to_ms
 from toc.model.errors import InvalidSchedule, ScheduleExists, UnknownSchedule, UnknownTopic
 from toc.model.schedule import Definition, zone_named
@@ -24,9 +25,12 @@ from toc.model.sharding import BizId
 from toc.model.verdict import Failure
 from toc.observe.metrics import SCHEDULES_STUCK
 from toc.operate.doctor_tasks import schedule_lines
+from toc.operate.operation import Doing
+from toc.operate.schedules import list_schedules
 from toc.sdk import schedules as sdk_schedules
 from toc.store.servers.mysql import MySqlServer
 from toc.store.servers.server import Statement
+from toc.store.tasks import schedules as schedule_rows
 from toc.store.tasks.batch import Guard
 from toc.store.tasks.select import Selection
 
@@ -326,6 +330,30 @@ def test_rows_that_were_damaged_by_hand_hold_up_no_other_in_their_table(bench: B
         if name in listed:
             assert bench.hours(name) or column.strip() in ("after_time", "buffered"), column
         assert bench.center.schedules.delete(name), column
+
+
+def test_a_list_for_some_topics_reads_none_of_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = {"test.sync": 30, "test.async": 3, "test.batch": 1}
+    for topic, many in topics.items():
+        for number in range(many):
+            bench.center.schedules.create(f"{topic}.{number}", topic=topic, every=HOUR)
+    read: list[object] = []
+
+    def stored_of(row: Any, real: Any = schedule_rows._stored_of) -> Any:
+        read.append(row)
+        return real(row)
+
+    monkeypatch.setattr(schedule_rows, "_stored_of", stored_of)
+    token = Token("some", frozenset({Role.READ}), ("test.a*c", "*batch", "none"))
+    doing = Doing(bench.center, "some", list_schedules.right, token)
+    after: str | None = ""
+    found: list[str] = []
+    while after is not None:
+        page = list_schedules.perform(doing, {"after": after, "limit": 2})
+        found += [one["name"] for one in page["schedules"]]
+        after = page["next"]
+    assert found == ["test.async.0", "test.async.1", "test.async.2", "test.batch.0"]
+    assert len(read) <= 4 + 2, "those left, in each of two pages"
 
 
 def test_a_backfill_makes_what_there_is_not(bench: Bench) -> None:

@@ -22,7 +22,7 @@ from toc.model.schedule import Definition
 from toc.model.schedule_state import Occurrence, Planned, State, Step
 from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus, scheduled_for_text
-from toc.model.topic import Topic
+from toc.model.topic import EVERYTHING, Topic
 from toc.store.servers.server import DatabaseServer, Duplicate, Param, Statement, Transient
 from toc.store.servers.shards import Shards, Trouble
 from toc.store.tasks import rows as sql
@@ -136,21 +136,28 @@ class ScheduleTable:
 
         return next(iter(self._shards.each(self._shards.group_tables({table: None}), send).rows()), None)
 
-    def page(self, after: str = "", limit: int = 1000) -> list[StoredSchedule]:
-        """Return the first ``limit`` schedules by name whose name is greater than ``after``."""
-        return sorted(self.of_each_table(limit, after), key=lambda stored: stored.name)[:limit]
+    def page(
+        self, after: str = "", limit: int = 1000, topics: Sequence[str] = (EVERYTHING,)
+    ) -> list[StoredSchedule]:
+        """Return the first ``limit`` schedules by name whose name is greater than ``after``, of topics that
+        match these patterns; perhaps also of some that are alike."""
+        return sorted(self.of_each_table(limit, after, topics), key=lambda stored: stored.name)[:limit]
 
-    def of_each_table(self, limit: int, after: str = "") -> list[StoredSchedule]:
-        """Return the first ``limit`` schedules of each table whose names are greater than ``after``."""
+    def of_each_table(
+        self, limit: int, after: str = "", topics: Sequence[str] = (EVERYTHING,)
+    ) -> list[StoredSchedule]:
+        """Return the first ``limit`` of each table, as ``page`` does."""
+        params = [after, *(pattern.replace("*", "%") for pattern in topics)]
+        of_topics = " OR ".join(["topic LIKE %s"] * len(topics)) or "1=0"
 
         def send(server: DatabaseServer, part: Mapping[int, None]) -> list[StoredSchedule]:
             selects = [
-                f"SELECT {_columns(server)} FROM {self._shards.schedule_names[table]} s WHERE name>%s "
-                f"ORDER BY name LIMIT {limit:d}"
+                f"SELECT {_columns(server)} FROM {self._shards.schedule_names[table]} s "
+                f"WHERE name>%s AND ({of_topics}) ORDER BY name LIMIT {limit:d}"
                 for table in part
             ]
             statements = [
-                Statement(statement.sql, [after] * statement.sql.count("%s"))
+                Statement(statement.sql, params * (statement.sql.count("%s") // len(params)))
                 for statement in sql.unions(server, selects)
             ]
             return [_stored_of(row) for result in server.run(statements) for row in result.rows]
