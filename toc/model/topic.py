@@ -238,6 +238,7 @@ def check_native(name: object, field: str = "topic") -> None:
 PATTERN = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._*-]{0,127}")
 
 EVERYTHING = "*"
+ALL = (EVERYTHING,)
 
 
 def check_pattern(pattern: object, field: str = "pattern") -> str:

@@ -11,7 +11,7 @@ from toc.model.access import Action as Right
 from toc.model.clock import to_ms
 from toc.model.errors import InvalidSchedule, UnknownSchedule, UnreadableSchedule
 from toc.model.schedule import BACKFILL_RATE, MIN_BACKFILL_RATE, Definition, Dst, Missed, Overlap
-from toc.model.topic import EVERYTHING
+from toc.model.topic import ALL
 from toc.model.topic import NAME as FITTING
 from toc.operate.operation import REQUIRED, Doing, Param, Place, Record, Value, operation
 from toc.operate.records import fire_record, schedule_record
@@ -88,7 +88,7 @@ def list_schedules(doing: Doing, after: str, limit: int) -> Record:
     `missed` counts occurrences left out after stops, `skipped` those whose predecessor had not ended. While
     `next` is not null, ask on with it as `after`.
     """
-    topics = (EVERYTHING,) if doing.token is None else doing.token.topics
+    topics = ALL if doing.token is None else doing.token.topics
     found = doing.center.schedules.list(after=after, limit=limit + 1, topics=topics)
     shown = [_shown(doing, one) for one in found[:limit]]
     return {"schedules": shown, "next": found[limit - 1].name if len(found) > limit else None}

@@ -20,7 +20,7 @@ from toc.model import schedule as rules
 from toc.model.clock import Duration, from_ms
 from toc.model.schedule_state import NEAR_MS, Planned, State, change, new_state, step
 from toc.model.task import SCHEDULED_FOR, NewTask, TaskRow, scheduled_for_text
-from toc.model.topic import EVERYTHING, Topic, any_matches, check_native
+from toc.model.topic import ALL, Topic, any_matches, check_native
 from toc.sdk.submission import instant_ms
 from toc.store.store import Store
 from toc.store.tasks.schedules import StoredSchedule, occurrence_key
@@ -136,13 +136,11 @@ class Schedules:
         begin = self._center.clock.now_ms() if after is None else _instant("after", after)
         return rules.preview(stored.definition, begin, count)
 
-    def list(
-        self, *, after: str = "", limit: int = 1000, topics: Sequence[str] = (EVERYTHING,)
-    ) -> list[Schedule]:
+    def list(self, *, after: str = "", limit: int = 1000, topics: Sequence[str] = ALL) -> list[Schedule]:
         """Return schedules by name: the first ``limit`` whose name is greater than ``after``.
 
-        ``topics`` are patterns, such as "shop.*": reads only schedules of such topics. Leaves out rows that this
-        version does not understand, which doctor names. Needs every server.
+        ``topics`` are patterns, such as "shop.*": it reads only the schedules of such topics. Leaves out rows
+        that this version does not understand, which doctor names. Needs every server.
         """
         found: list[Schedule] = []
         while len(found) < limit:

@@ -341,8 +341,7 @@ class Webhooks:
         if answer.status == HTTPStatus.GONE and to is not None and to.change_id not in self._pausing:
             self._pausing.add(to.change_id)
             try:
-                loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._executor, self._pause, to, task.job_id)
+                await asyncio.get_running_loop().run_in_executor(self._executor, self._pause, to, task.job_id)
             finally:
                 self._pausing.discard(to.change_id)
         if found is Meaning.DEAD:

@@ -163,7 +163,7 @@ def test_what_was_answered_before_is_asked_once_of_a_server_that_hangs(
         assert store.away(0)
         with monkeypatch.context() as asked:
             asked.setattr(store._shards.servers[0], "run", None)
-            asked.setattr("toc.store.tasks.requests._answer_in_time", None)
+            asked.setattr(store._shards.health[store._shards.servers[0]], "examine", None)
             with pytest.raises(StoreUnavailable):
                 before()
         proxy.flow()

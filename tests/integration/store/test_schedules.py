@@ -60,6 +60,13 @@ def test_a_topic_has_only_so_many_schedules_in_a_table(store: Store, monkeypatch
     with pytest.raises(InvalidSchedule, match="topic 't' has too many schedules"):
         new(store, third)
     assert store.schedules.get(third) is None
+    elsewhere = Definition(third, "u", **{"every": 10, **ROOMY})
+    stored = store.schedules.create(elsewhere, new_state(elsewhere, 12, NOW))
+    with pytest.raises(InvalidSchedule, match="topic 't' has too many schedules"):
+        store.schedules.change(stored, elsewhere.changed(topic="t"), stored.state)
+    assert store.schedules.get(third) == stored
+    kept = known(store.schedules.get(first))
+    assert store.schedules.change(kept, kept.definition.changed(every=20), kept.state)
 
 
 def test_an_occurrence_that_a_backfill_has_made_is_left_alone(store: Store) -> None:

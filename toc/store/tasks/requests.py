@@ -12,7 +12,6 @@ from toc.model.documents import parse_object
 from toc.model.errors import RequestReused, SchemaBehind, StoreUnavailable
 from toc.model.sharding import BizId
 from toc.model.task import Put, PutOutcome, Request
-from toc.store.servers.health import Health
 from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.servers.shards import Shards
 from toc.store.tasks import rows as sql
@@ -49,9 +48,6 @@ class Requests:
                 homes.setdefault(home, {}).setdefault(request.key, request)
         refused: dict[Request, RequestReused] = {}
         for server, parts in self._shards.group_tables(homes).items():
-            health = self._shards.health[server]
-            if health.away is not None:
-                continue
             statements = []
             for home, part in parts.items():
                 name = self._shards.request_names[home]
@@ -62,11 +58,9 @@ class Requests:
                 insert = f"INSERT INTO {name} (request_key,payload,gmt_create) VALUES {values}"
                 statements += [Statement(server.or_lock(insert)), select(name, part.values())]
             try:
-                results = _answer_in_time(server, health, statements)
-            except (StoreUnavailable, SchemaBehind) as exc:
-                health.note(exc)
+                found = answered(self._ask(server, statements)[1::2])
+            except (StoreUnavailable, SchemaBehind):
                 continue
-            found = answered(results[1::2])
             refused |= {one: reused for one, _ in wanted if (reused := _reused(one, found)) is not None}
         return refused
 
@@ -76,33 +70,34 @@ class Requests:
         Raises RequestReused, and StoreUnavailable soon if the server hangs.
         """
         table = biz.crc % self._shards.tables
-        statements = [select(self._shards.request_names[table], [request])]
+        server, name = self._shards.server_of[table], self._shards.request_names[table]
+        return answer_of(request, answered(self._ask(server, [select(name, [request])])))
 
-        def send(server: DatabaseServer, _part: object) -> Answered:
-            if not (results := _answer_in_time(server, self._shards.health[server], statements)):
-                raise StoreUnavailable(f"{server.name}: no answer")
-            return answered(results)
-
-        (found,) = self._shards.each(self._shards.group_tables({table: None}), send).whole()
-        return answer_of(request, found)
+    def _ask(self, server: DatabaseServer, statements: Sequence[Statement]) -> list[Result]:
+        """Run statements on a server. Raises StoreUnavailable once it is known to be away or to hang: no
+        other call may need it, and so find out."""
+        health = self._shards.health[server]
+        if health.away is not None:
+            raise health.away
+        try:
+            sent = server.begin(statements)
+            if sent is None:  # no connection is idle; opening one would take as long as the server likes
+                if not health.examine(lambda _seconds: False):
+                    return server.run(statements, outwait=False)
+            elif sent.connection.answered(health.patience) or not health.examine(sent.connection.answered):
+                return server.results(sent)
+            else:
+                server.abandon(sent)
+        except StoreUnavailable as exc:
+            health.note(exc)
+            raise
+        raise StoreUnavailable(f"{server.name}: it does not answer")
 
     def purge(self, database: int, keep: int) -> bool:
         """Delete the oldest rows of a database that are older than ``keep`` ms. Returns whether more may be
         left."""
         server, name = self._shards.server_of[database], self._shards.request_names[database]
         return sql.delete_oldest(server, name, "request_key", keep)
-
-
-def _answer_in_time(server: DatabaseServer, health: Health, statements: Sequence[Statement]) -> list[Result]:
-    """Run statements on a server that the request's tasks may not need. [] once it is known to hang."""
-    sent = server.begin(statements)
-    if sent is None:  # no connection is idle; opening one would take as long as the server likes
-        away = health.examine(lambda _seconds: False)
-        return [] if away else server.run(statements, outwait=False)
-    if not sent.connection.answered(health.patience) and health.examine(sent.connection.answered):
-        server.abandon(sent)
-        return []
-    return server.results(sent)
 
 
 def select(name: str, wanted: Iterable[Request]) -> Statement:

@@ -22,7 +22,7 @@ from toc.model.schedule import Definition
 from toc.model.schedule_state import Occurrence, Planned, State, Step
 from toc.model.sharding import BizId, JobIds, crc32
 from toc.model.task import TaskRow, TaskStatus, scheduled_for_text
-from toc.model.topic import EVERYTHING, Topic
+from toc.model.topic import ALL, Topic
 from toc.store.servers.server import DatabaseServer, Duplicate, Param, Statement, Transient
 from toc.store.servers.shards import Shards, Trouble
 from toc.store.tasks import rows as sql
@@ -136,16 +136,12 @@ class ScheduleTable:
 
         return next(iter(self._shards.each(self._shards.group_tables({table: None}), send).rows()), None)
 
-    def page(
-        self, after: str = "", limit: int = 1000, topics: Sequence[str] = (EVERYTHING,)
-    ) -> list[StoredSchedule]:
+    def page(self, after: str = "", limit: int = 1000, topics: Sequence[str] = ALL) -> list[StoredSchedule]:
         """Return the first ``limit`` schedules by name whose name is greater than ``after``, of topics that
         match these patterns; perhaps also of some that are alike."""
         return sorted(self.of_each_table(limit, after, topics), key=lambda stored: stored.name)[:limit]
 
-    def of_each_table(
-        self, limit: int, after: str = "", topics: Sequence[str] = (EVERYTHING,)
-    ) -> list[StoredSchedule]:
+    def of_each_table(self, limit: int, after: str = "", topics: Sequence[str] = ALL) -> list[StoredSchedule]:
         """Return the first ``limit`` of each table, as ``page`` does."""
         params = [after, *(pattern.replace("*", "%") for pattern in topics)]
         of_topics = " OR ".join(["topic LIKE %s"] * len(topics)) or "1=0"
@@ -300,15 +296,9 @@ class ScheduleTable:
 
     def create(self, definition: Definition, state: State) -> StoredSchedule:
         """Add a schedule. Raises ScheduleExists, or InvalidSchedule if its topic has too many."""
+        self._check_room(definition)
         table, text = self.table_of(definition.name), definition.to_json()
         server = self._shards.server_of[table]
-        count = f"SELECT COUNT(*) FROM {self._shards.schedule_names[table]} WHERE topic=%s"
-        if int(server.run([Statement(count, [definition.topic])])[0].rows[0][0]) >= MAX_OF_TOPIC:
-            raise InvalidSchedule(
-                f"topic {definition.topic!r} has too many schedules: {MAX_OF_TOPIC} in this one's table; "
-                "use tasks that submit the next one, or another topic",
-                "topic",
-            )
         columns = f"name,topic,definition,change_id,{','.join(COLUMNS.values())}"
         into = f"{self._shards.schedule_names[table]} ({columns})"
         fields = ",".join(_literal(server, field, state) for field in COLUMNS)
@@ -323,6 +313,18 @@ class ScheduleTable:
                     f"schedule {definition.name!r} exists already; `toc schedule alter` changes it"
                 ) from None
         return StoredSchedule(definition.name, text, state)
+
+    def _check_room(self, definition: Definition) -> None:
+        """Raise InvalidSchedule if the topic has too many in the table of this schedule."""
+        table = self.table_of(definition.name)
+        count = f"SELECT COUNT(*) FROM {self._shards.schedule_names[table]} WHERE topic=%s"
+        counted = self._shards.server_of[table].run([Statement(count, [definition.topic])])
+        if int(counted[0].rows[0][0]) >= MAX_OF_TOPIC:
+            raise InvalidSchedule(
+                f"topic {definition.topic!r} has too many schedules: {MAX_OF_TOPIC} in this one's table; "
+                "use tasks that submit the next one, or another topic",
+                "topic",
+            )
 
     def move(self, stored: StoredSchedule, step: Step, topic: Topic) -> Move:
         """Return what ``advance`` needs to take a step."""
@@ -357,8 +359,11 @@ class ScheduleTable:
         """Give a schedule another definition and state, and cancel occurrences that have not started.
 
         ``instead``: tasks that replace them. Returns None if another process has changed the schedule, or one
-        of the occurrences, since it was read; or if this call has, and the reply was lost.
+        of the occurrences, since it was read; or if this call has, and the reply was lost. Raises
+        InvalidSchedule if it comes to a topic that has too many.
         """
+        if definition.topic != stored.definition.topic:
+            self._check_room(definition)
         anew = definition.topic, definition.to_json()
         after = StoredSchedule(stored.name, anew[1], state._replace(version=stored.state.version + 1))
         return after if self._change(stored, state, cancelled, instead, anew=anew) else None

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from toc.model import errors
 from toc.model.clock import Clock
@@ -35,6 +35,8 @@ from toc.store.servers.threads import Threads
 from toc.store.tasks import requests
 from toc.store.tasks import rows as sql
 from toc.store.tasks.plan import Plan, Planner, Seen, Stored, inserting, same_task, seen_columns, seen_rows
+
+R = TypeVar("R")
 
 CHUNK_ROWS = 1000
 CHUNK_BYTES = 1_000_000
@@ -122,14 +124,9 @@ class Writer:
 
     def _put_alone(self, one: Submission) -> Stored | TocError:
         """Do as ``put``, and return an error; does not wait for a server known to be away."""
-        server = self._server_of(one)
-        [refused] = self._unwritable(server, [one])
-        if refused is not None:
-            return refused
         try:
-            return self.put(one)
+            return self._asked(one, self.put)
         except TocError as exc:
-            self._shards.health[server].note(exc.__cause__ if isinstance(exc, SubmitUnknown) else exc)
             return exc
 
     def _claim(self, wanted: Iterable[Submission]) -> dict[Request, errors.RequestReused]:
@@ -388,15 +385,8 @@ class Writer:
     def kept(self, one: Submission) -> Put | None:
         """Return the task that has this dedup_key and would stay as it is; None if there is none, or it would
         be replaced. Raises DedupConflict, TaskExists."""
-        server = self._server_of(one)
-        for error in filter(None, self._unwritable(server, [one])):
-            raise error
-        try:
-            found = self.found(one)
-        except StoreUnavailable as exc:
-            self._shards.health[server].note(exc)
-            raise
-        plan = None if found is None else self._planner.plan(server, one, found, 0)
+        found = self._asked(one, self.found)
+        plan = None if found is None else self._planner.plan(self._server_of(one), one, found, 0)
         return plan.put if isinstance(plan, Stored) else None
 
     def renamed(self, row: TaskRow) -> TaskRow:
@@ -464,6 +454,18 @@ class Writer:
         return self._shards.server_of[self._shards.table_of(one.row.job_id)]
 
     # --- servers in trouble
+
+    def _asked(self, one: Submission, do: Callable[[Submission], R]) -> R:
+        """Return ``do(one)``. Raises at once if its server is known to be away; marks it if it turns out to
+        be."""
+        server = self._server_of(one)
+        for error in filter(None, self._unwritable(server, [one])):
+            raise error
+        try:
+            return do(one)
+        except TocError as exc:
+            self._shards.health[server].note(exc.__cause__ if isinstance(exc, SubmitUnknown) else exc)
+            raise
 
     def _unwritable(
         self, server: DatabaseServer, wanted: Iterable[Submission], *, find: bool = False
