@@ -6,8 +6,8 @@ A change that names a host or worker that does not exist is refused, unless it i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from toc.coordination.assignment import TABLES, Spread
@@ -68,13 +68,9 @@ def onlooker(center: TimeoutCenter) -> Onlooker:
     return Onlooker(center.store.members.list(), slots, others)
 
 
-@contextmanager
-def _seen(center: TimeoutCenter) -> Iterator[Onlooker | Operator]:
-    if center.settings.zookeeper is None:
-        yield onlooker(center)
-    else:
-        with open_operator(center.settings) as operator:
-            yield operator
+def _seen(center: TimeoutCenter) -> AbstractContextManager[Onlooker | Operator]:
+    alone = center.settings.zookeeper is None
+    return nullcontext(onlooker(center)) if alone else open_operator(center.settings)
 
 
 def living_workers(center: TimeoutCenter) -> list[WorkerRow]:
