@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError
 from toc.store.servers.mysql import connector
-from toc.store.servers.mysql_answers import read_answers
+from toc.store.servers.mysql_answers import ends_left, read_answers
 from toc.store.servers.server import Result
 from toc.store.servers.shards import Layout
 from toc.store.store import Store
@@ -177,6 +177,17 @@ def test_what_is_left_after_the_answers_is_not_left_to_the_next() -> None:
         with pytest.raises(OperationalError, match="cannot be parsed") as raised:
             read_answers(from_wire(wire, 100), decoders, count)
         assert raised.value.args[0] == 2027, "a code that means: nobody knows whether it took effect"
+
+
+@pytest.mark.parametrize("last", [end(), error(1146, "no such table")])
+def test_answers_with_rows_have_all_come_with_their_last_packet(last: bytes) -> None:
+    row = value(b"") + value(b"x" * 251) + NULL + NULL
+    wire = packets(*TABLE, row, end(MORE), *TABLE, row, last)
+    at, left = 0, 4
+    for size in range(len(wire)):
+        at, left = ends_left(wire[:size], at, left)
+        assert left, size
+    assert ends_left(wire, at, left) == (len(wire), 0)
 
 
 def test_a_greeting_that_ends_too_soon_is_a_drivers_error() -> None:

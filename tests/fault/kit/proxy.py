@@ -254,11 +254,11 @@ class Proxy:
                     await asyncio.sleep(self._delay)
                     with suppress(TimeoutError):  # what followed it closely is not held back a second time
                         data += await asyncio.wait_for(reader.read(_CHUNK), 0.001)
-                await self._flow.wait()
                 whole = len(data)
                 data = self._damaged(data)
                 pieces = [data[n : n + 1] for n in range(len(data))] if self._drip else [data]
                 for piece in pieces:
+                    await self._flow.wait()
                     pair.client.write(piece)
                     await pair.client.drain()
                     await asyncio.sleep(self._drip)

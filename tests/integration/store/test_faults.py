@@ -33,7 +33,7 @@ from toc.store.migrate import Migrator
 from toc.store.servers import health
 from toc.store.servers.health import MAX_LOCKED
 from toc.store.servers.server import Lost, Refused, Statement
-from toc.store.servers.shards import OF_TABLES, Trouble
+from toc.store.servers.shards import OF_TABLES, Answers, Trouble
 from toc.store.store import Store
 from toc.store.tasks import rows as sql
 from toc.store.tasks.batch import Finish, Guard
@@ -145,6 +145,71 @@ def test_an_answer_that_comes_byte_by_byte_is_not_waited_for_longer_than_any(
             store.get(row.job_id)
         proxy.drip(0.0)
         assert until(lambda: row.job_id in store.read_each([row.job_id]), 10)
+
+
+class Reading:
+    """Has the rows of two servers, of which the first is behind a proxy, read as a poller does."""
+
+    def __init__(self, place: Any, proxy: Proxy, new_row: NewRow) -> None:
+        self.proxy = proxy
+        # Who waits for an answer that does not come waits for longer than a test may take.
+        ways = {"connect_timeout": 600.0, "read_timeout": 600.0}
+        self.store = place.open(urls=[through(proxy, place.urls[0]), place.urls[1]], **ways)
+        self.health, self.other = (self.store._shards.health[one] for one in self.store._shards.servers)
+        self.row = next(row for row in iter(new_row, None) if table_of_job(row.job_id, place.tables) % 4 < 2)
+        insert(self.store, self.row)
+        self.reactor = Reactor()
+        self.reader = self.store.tries_reader(self.reactor)
+        assert self.reads(), "its usual time is known"
+        self.health.answered(0.0)
+
+    def ask(self) -> Answers[Any]:
+        """Begin to read. Returns what will hold the answers."""
+        answers = Answers[Any]()
+
+        def take(_ids: object, found: Answers[Any]) -> None:
+            answers.update(found)
+            answers.unanswered.update(found.unanswered)
+
+        self.reader.ask([self.row.job_id], take)
+        return answers
+
+    def hear(self, answers: Answers[Any]) -> bool:
+        """Go on as a poller does. Returns whether the row was read, or could not be."""
+        self.reactor.sleep(0.01)
+        self.reactor.clear()
+        self.reactor.hear()
+        self.reader.run_once()
+        return bool(answers or answers.unanswered)
+
+    def reads(self) -> bool:
+        """Whether the row is read."""
+        answers = self.ask()
+        assert until(partial(self.hear, answers), 10)
+        return bool(answers)
+
+
+@pytest.fixture
+def reading(mysql_place: Any, proxy: Proxy, new_row: NewRow) -> Iterator[Reading]:
+    if secured.SECURED:
+        pytest.skip("the proxy speaks no TLS")
+    one = Reading(mysql_place, proxy, new_row)
+    yield one
+    proxy.close()
+    one.store.close()
+
+
+def test_an_answer_that_stops_halfway_is_waited_for_by_no_poller(reading: Reading, proxy: Proxy) -> None:
+    proxy.drip(0.01)
+    answers = reading.ask()
+    reading.hear(answers)
+    assert reading.reader.under_way, "what has come is no answer"
+    proxy.stall()
+    assert until(partial(reading.hear, answers), 10)
+    assert reading.health.away is not None
+    proxy.drip(0.0)
+    proxy.flow()
+    assert until(reading.reads, 10)
 
 
 def test_a_finish_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:

@@ -31,7 +31,7 @@ from toc import sockets
 from toc.model.errors import ConfigError, NotInstalled, SchemaBehind, StoreUnavailable
 from toc.sockets import URL_FLAGS
 from toc.store.servers import server as db
-from toc.store.servers.mysql_answers import WHOLE, read_answers
+from toc.store.servers.mysql_answers import WHOLE, ends_left, read_answers
 from toc.store.servers.pool import Pool
 from toc.store.servers.server import DatabaseServer, Param, Result, Statement
 
@@ -303,6 +303,8 @@ class MySqlConnection:
         self._kernel = read_timeout is not None and sockets.keep_timeouts(sock, read_timeout, write_timeout)
         self._received = b""
         """What ``answered`` has received."""
+        self._at = self._ends = 0
+        """Up to where it was looked at, and how many ends of lists ``ask`` has yet to be answered with."""
         self._sent = (0, 0)
         """Numbers of statements and packets of the last batch."""
 
@@ -332,8 +334,9 @@ class MySqlConnection:
         return self.answers()
 
     def ask(self, statements: Sequence[Statement]) -> None:
-        """Send statements whose results ``answers`` returns."""
+        """Send statements that return rows. ``answers`` returns them."""
         self._send(_with_parameters(statements))
+        self._at, self._ends = 0, 2 * len(statements)
 
     def _send(self, statements: Sequence[str]) -> None:
         query = _COM_QUERY + ";".join(statements).encode()
@@ -353,6 +356,7 @@ class MySqlConnection:
 
     def answers(self) -> list[Result]:
         """Return the results of the statements that were sent."""
+        self._ends = 0
         if not self._kernel:
             self._sock.settimeout(self._read_timeout)
         return read_answers(self._receive, decoders, *self._sent, self._begin)
@@ -362,19 +366,34 @@ class MySqlConnection:
         self._until = time.monotonic() + (self._read_timeout or inf)
 
     def answered(self, seconds: float) -> bool:
-        """Whether the server sends data or hangs up within ``seconds``."""
-        if not self._kernel or self._read_timeout is None or seconds <= 0 or self._received:
-            return bool(self._received) or sockets.readable(self._sock, seconds)
-        sockets.limit_reads(self._sock, seconds)  # with what came, one release of the interpreter, not two
+        """Whether all that was asked is answered, or the server hangs up, within ``seconds``. If nothing is
+        asked: whether it says anything."""
+        until = time.monotonic() + seconds
+        while True:
+            self._at, self._ends = ends_left(self._received, self._at, self._ends)
+            if self._received and not self._ends:
+                return True
+            try:
+                data = self._arriving(until - time.monotonic())
+            except OSError as exc:  # ``answers`` meets others again
+                return not isinstance(exc, (BlockingIOError, TimeoutError, ssl.SSLWantReadError))
+            if not data:
+                return True
+            self._received += data
+
+    def _arriving(self, seconds: float) -> bytes:
+        """Return what arrives within ``seconds``; nothing once the server has hung up. Raises OSError."""
+        if not self._kernel:
+            self._sock.settimeout(max(seconds, 0.0))
+        elif seconds <= 0:
+            return self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        else:
+            sockets.limit_reads(self._sock, seconds)  # one release of the interpreter, not two
         try:
-            self._received = self._sock.recv(_READ_BYTES)
-        except BlockingIOError:
-            return False
-        except OSError:
-            pass  # ``answers`` meets it again
+            return self._sock.recv(_READ_BYTES)
         finally:
-            sockets.limit_reads(self._sock, self._read_timeout)
-        return True
+            if self._kernel:
+                sockets.limit_reads(self._sock, self._read_timeout or seconds)
 
     def descriptor(self) -> int:
         """Return the socket's."""

@@ -97,6 +97,21 @@ def _read_answers(
     return results
 
 
+def ends_left(data: bytes, at: int, ends: int) -> tuple[int, int]:
+    """Return up to where packets are whole, from ``at`` on, and how many of ``ends`` are yet to come: 0 after
+    an error. An answer with rows has two, of its columns and of its rows."""
+    while ends and (start := at + 4) < len(data):
+        end = start + (_header(data, at)[0] & WHOLE)
+        if end > len(data):
+            break
+        if data[start] == _ERROR:
+            ends = 0
+        elif data[start] == _EOF and end - start < _EOF_BELOW:
+            ends -= 1
+        at = end
+    return at, ends
+
+
 def _malformed(what: str) -> OperationalError:
     return OperationalError(CR.CR_MALFORMED_PACKET, f"the server's answer cannot be parsed: {what}")
 

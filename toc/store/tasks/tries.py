@@ -170,7 +170,9 @@ class TriesReader:
             self._reactor.watch(descriptor, partial(self._hear, lane, sent))
 
     def _hear(self, lane: _Lane, sent: PooledConnection) -> None:
-        """Read the answers, which are there."""
+        """Read the answers, if they have all come."""
+        if not sent.connection.answered(0.0):
+            return
         took = time.monotonic() - lane.at
         lane.health.answered(took)
         lane.quick = took <= SOON_SECONDS
