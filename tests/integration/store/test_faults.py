@@ -212,6 +212,23 @@ def test_an_answer_that_stops_halfway_is_waited_for_by_no_poller(reading: Readin
     assert until(reading.reads, 10)
 
 
+@pytest.mark.parametrize("connection", ["old", "broken"])
+def test_a_poller_does_not_wait_for_a_server_that_only_lets_itself_be_connected_to(
+    reading: Reading, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, connection: str
+) -> None:
+    if connection == "old":
+        for name in ("IDLE_SECONDS", "FRESH_SECONDS"):
+            monkeypatch.setattr(f"toc.store.servers.server.{name}", 0.0)
+    proxy.stall()
+    answers = reading.ask()
+    if connection == "broken":
+        proxy.cut()
+    assert until(partial(reading.hear, answers), 10)
+    assert reading.health.away is not None
+    proxy.flow()
+    assert until(reading.reads, 10)
+
+
 def test_a_finish_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(20)]
     insert_many(through_proxy, rows)

@@ -144,8 +144,8 @@ class Health:
         error = StoreUnavailable(f"{self._server.name}: no answer within {patience:g} s")
         try:
             question = self._server.begin([ALIVE])
-            if question is None:  # all connections are lent, or none is open yet: its state is unknown
-                if not answered(APART_SECONDS):
+            if question is None:  # all connections are lent or old, or none is open yet: its state is unknown
+                if not (answered(APART_SECONDS) or self._server.answers(patience)):
                     self._server.ask_apart(max(patience, APART_SECONDS))
                 return False
             if question.connection.answered(patience):

@@ -91,11 +91,6 @@ class Pool:
             with contextlib.suppress(Empty):
                 self._freed.get(timeout=min(left, CHECK_SECONDS))
 
-    @property
-    def has_idle(self) -> bool:
-        """Whether there is an idle connection."""
-        return bool(self._idle)
-
     def take_idle(self) -> PooledConnection | None:
         """Take an idle connection, or return None."""
         try:

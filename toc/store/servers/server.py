@@ -144,10 +144,13 @@ class DatabaseServer(ABC):
         """Close the connections that nobody has used for a minute."""
         self._pool.close_unused()
 
-    @property
-    def has_idle(self) -> bool:
-        """Whether a connection is open that nobody uses."""
-        return self._pool.has_idle
+    def answers(self, seconds: float) -> bool:
+        """Whether an idle connection, however long it was, answers within ``seconds``. If not, close it."""
+        link = self._pool.take_idle()
+        if link is None or not self._is_usable(link, trust_fresh=True, seconds=seconds):
+            return False
+        self._pool.give(link)
+        return True
 
     def begin(self, statements: Sequence[Statement]) -> PooledConnection | None:
         """Send read-only statements without waiting for the answers, which ``results`` reads.
@@ -273,24 +276,24 @@ class DatabaseServer(ABC):
             if self._is_usable(link, trust_fresh):
                 return link
 
-    def _is_usable(self, link: PooledConnection, trust_fresh: bool) -> bool:
-        """Whether a connection is usable; otherwise drop it."""
+    def _is_usable(self, link: PooledConnection, trust_fresh: bool, seconds: float = PING_SECONDS) -> bool:
+        """Whether a connection is usable, by a ping of ``seconds`` if it was idle; otherwise drop it."""
         if link.used is None or (trust_fresh and link.idle < FRESH_SECONDS):
             return True
         # Before anything is sent, so that "not sent" and "unknown" are kept apart.
         if link.connection.answered(0.0):  # a server says nothing on an idle connection: it has hung up
             self._pool.drop(link)
-        elif link.idle < IDLE_SECONDS or self._answers_ping(link):
+        elif link.idle < IDLE_SECONDS or self._answers_ping(link, seconds):
             return True
         else:
             self._pool.drop(link)
             self._pool.close()  # the others were idle for even longer
         return False
 
-    def _answers_ping(self, link: PooledConnection) -> bool:
+    def _answers_ping(self, link: PooledConnection, seconds: float) -> bool:
         try:
             link.connection.ask([ALIVE])
-            if link.connection.answered(PING_SECONDS):
+            if link.connection.answered(seconds):
                 link.connection.answers()
                 return True
         except Exception as exc:

@@ -218,15 +218,14 @@ class TriesReader:
         self._shards.run_detached(do)
 
     def _open(self, lane: _Lane, ids: ByTable) -> Answers[TryRow]:
-        """Read over a connection that may have to be opened: of a server that opens one within its time."""
-        if not lane.server.has_idle:
-            lane.health.examine(lambda _seconds: False)
+        """Read over a connection that may be old or have to be opened, of a server that answers in time."""
+        lane.health.examine(lambda _seconds: False)
         return self._tries.read_grouped({lane.server: ids})
 
     def _read_again(self, lane: _Lane, ids: ByTable, exc: Trouble) -> Answers[TryRow]:
         if isinstance(exc, OF_TABLES):
             lane.health.set_aside(ids)
-        return self._tries.read_grouped({lane.server: ids})
+        return self._open(lane, ids)
 
     def _wait(self, lane: _Lane, ids: ByTable, sent: PooledConnection) -> Answers[TryRow]:
         """Wait for the answers of a server, and find out whether it is away."""
