@@ -30,9 +30,9 @@ from toc.model.sharding import BizId, table_of_job
 from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
 from toc.store.migrate import Migrator
-from toc.store.servers import health
+from toc.store.servers import health, mysql
 from toc.store.servers.health import MAX_LOCKED
-from toc.store.servers.server import Lost, Refused, Statement
+from toc.store.servers.server import ALIVE, Lost, Refused, Statement, Transient
 from toc.store.servers.shards import OF_TABLES, Answers, Trouble
 from toc.store.store import Store
 from toc.store.tasks import rows as sql
@@ -155,7 +155,7 @@ class Reading:
         # Who waits for an answer that does not come waits for longer than a test may take.
         ways = {"connect_timeout": 600.0, "read_timeout": 600.0}
         self.store = place.open(urls=[through(proxy, place.urls[0]), place.urls[1]], **ways)
-        self.health, self.other = (self.store._shards.health[one] for one in self.store._shards.servers)
+        self.health = self.store._shards.health[self.store._shards.servers[0]]
         self.row = next(row for row in iter(new_row, None) if table_of_job(row.job_id, place.tables) % 4 < 2)
         insert(self.store, self.row)
         self.reactor = Reactor()
@@ -226,6 +226,22 @@ def test_a_poller_does_not_wait_for_a_server_that_only_lets_itself_be_connected_
     assert until(partial(reading.hear, answers), 10)
     assert reading.health.away is not None
     proxy.flow()
+    assert until(reading.reads, 10)
+
+
+def test_a_server_that_is_slow_to_log_in_to_is_read_again(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_socket = mysql._opened
+
+    def opened(url: Any, options: Any, seconds: float) -> Any:
+        if seconds < 1:
+            raise TimeoutError("a name is looked up")
+        return open_socket(url, options, seconds)
+
+    reading.store.close()
+    monkeypatch.setattr(mysql, "_opened", opened)
+    assert not reading.reads()
     assert until(reading.reads, 10)
 
 
@@ -492,6 +508,46 @@ def test_a_server_that_goes_away_while_its_tables_are_asked_one_by_one_is_asked_
     failed = shards.each({shards.servers[0]: by_table}, send).failed
     assert asked == [[*tables], [tables[0]]]
     assert {str(failed[table]) for table in tables} == {"it hangs"}
+
+
+def test_nothing_is_marked_while_no_thread_can_be_had_that_takes_marks_away(
+    mysql_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    health = next(iter(mysql_store._shards.health.values()))
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        health.note(StoreUnavailable("it hangs"))
+        assert health.away is None
+    health.note(StoreUnavailable("it hangs"))
+    assert health.troubled
+    assert until(lambda: not health.troubled)
+
+
+@pytest.mark.parametrize("what", ["the account has enough connections", "there is no descriptor"])
+def test_a_server_is_not_away_because_no_more_connections_may_be_opened(
+    mariadb: MariaDB, root: Engine, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    with root.connect() as connection:
+        few = "'few'@'127.0.0.1' IDENTIFIED BY 's3cret' WITH MAX_USER_CONNECTIONS 1"
+        connection.exec_driver_sql(f"CREATE OR REPLACE USER {few}")
+    url = make_url(root_url(mariadb)).set(username="few", password="s3cret")
+    text = url.render_as_string(hide_password=False)
+    with closing(Store([text], databases=1, tables=4, clock=Clock())) as store:
+        (server,) = store._shards.servers
+        server.run([ALIVE])
+        if what == "there is no descriptor":
+            monkeypatch.setattr("toc.store.servers.server.none_left", lambda: True)
+            monkeypatch.setattr(mysql, "_opened", refused_socket)
+        with pytest.raises(Transient):
+            server.ask_apart(5)
+
+
+def refused_socket(*_: object) -> Any:
+    raise OSError("too many open files")
 
 
 def test_when_all_tables_are_locked_a_few_are_waited_for(

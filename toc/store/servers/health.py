@@ -9,6 +9,7 @@ again, and then ends.
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -118,11 +119,12 @@ class Health:
         with self._lock:
             if self._closed.is_set():
                 return
+            if not self._watch():
+                return
             if self.away is None:
                 self._away_since = time.monotonic()
                 log.warning("database_away", error=str(error))
             self.away = error
-            self._watch()
 
     def back(self) -> None:
         """Take the mark away: the server has answered."""
@@ -169,11 +171,10 @@ class Health:
                 if locked < MAX_LOCKED:
                     error = self._fault(table)
                     locked = locked + 1 if isinstance(error, db.Locked) else 0
-                if error is not None:
-                    log.warning("table_set_aside", table=self._names[table], error=str(error))
-                    with self._lock:
+                with self._lock:
+                    if error is not None and self._watch():
+                        log.warning("table_set_aside", table=self._names[table], error=str(error))
                         self._aside[table] = error
-                        self._watch()
         except StoreUnavailable as exc:
             self.note(exc)
 
@@ -206,11 +207,15 @@ class Health:
 
     # --- the thread that asks what is marked
 
-    def _watch(self) -> None:
+    def _watch(self) -> bool:
+        """Have the thread ask. Returns whether there is one: without it nothing would take a mark away."""
         if self._thread is None:
             watch = partial(self._attend, self._closed)
-            self._thread = threading.Thread(target=watch, name="toc-store-health", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=watch, name="toc-store-health", daemon=True)
+            with suppress(RuntimeError):  # the system allows no more
+                thread.start()
+                self._thread = thread
+        return self._thread is not None
 
     def _attend(self, closed: threading.Event) -> None:
         while not closed.wait(AGAIN_SECONDS):
@@ -229,6 +234,9 @@ class Health:
             alive = self._server.begin([ALIVE])
             if alive is None:
                 self._server.ask_apart(MAX_PATIENCE_SECONDS)
+                with suppress(db.PoolExhausted):
+                    # Its connection stays open: to open one may take longer than ``examine`` waits.
+                    self._server.run([ALIVE])
             else:
                 self._server.results(alive)
                 self.answered(time.monotonic() - began)

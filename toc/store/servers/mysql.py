@@ -451,8 +451,8 @@ _ROLLED_BACK: Sequence[tuple[set[int], type[Exception]]] = (
     ({1205, 3572}, db.Locked),
     # the server is read-only, as during a failover, and after it if it was the primary
     ({1290, 1792, 1836}, db.ReadOnly),
-    # deadlock, too many connections
-    ({1020, 1040, 1203, 1213}, db.Transient),
+    # deadlock; too many connections, of all or of this account
+    ({1020, 1040, 1203, 1213, 1226}, db.Transient),
 )
 """Codes of errors after which a batch is certainly rolled back."""
 _NO_QUORUM = 1047

@@ -195,7 +195,7 @@ class DatabaseServer(ABC):
                 sent = True
                 connection.execute([ALIVE], transaction=False, patient=False)
         except Exception as exc:
-            _raise(self.translate(exc, sent=sent), exc)
+            self._fail(exc, sent=sent)
 
     def left_by_switchover(self) -> bool:
         """Whether the server that the connections lead to takes no writes. If so, all are opened anew.
@@ -268,13 +268,17 @@ class DatabaseServer(ABC):
             try:
                 link = self._pool.take()
             except Exception as exc:
-                if none_left():  # not the server's fault: existing connections stay usable
-                    raise Transient(f"{self.name}: this process has no file descriptor left") from exc
-                _raise(self.translate(exc, sent=False), exc)
+                self._fail(exc, sent=False)
             if link is None:
                 raise PoolExhausted(f"{self.name}: all connections of this process are busy")
             if self._is_usable(link, trust_fresh):
                 return link
+
+    def _fail(self, exc: Exception, *, sent: bool) -> NoReturn:
+        """Raise the named error for what came of a new connection, over which a statement was ``sent``."""
+        if not sent and none_left():  # not the server's fault: existing connections stay usable
+            raise Transient(f"{self.name}: this process has no file descriptor left") from exc
+        _raise(self.translate(exc, sent=sent), exc)
 
     def _is_usable(self, link: PooledConnection, trust_fresh: bool, seconds: float = PING_SECONDS) -> bool:
         """Whether a connection is usable, by a ping of ``seconds`` if it was idle; otherwise drop it."""

@@ -229,16 +229,12 @@ class TriesReader:
 
     def _wait(self, lane: _Lane, ids: ByTable, sent: PooledConnection) -> Answers[TryRow]:
         """Wait for the answers of a server, and find out whether it is away."""
-
-        def answered(seconds: float) -> bool:
-            if not sent.connection.answered(seconds):
-                return False
-            lane.health.answered(time.monotonic() - lane.at)
-            return True
-
+        answered = sent.connection.answered
         if lane.health.examine(answered) and not answered(HANGS_SECONDS):
             lane.server.abandon(sent)
             return self._tries.read_grouped({lane.server: ids})
+        if answered(0.0):
+            lane.health.answered(time.monotonic() - lane.at)
         try:
             return Answers(self._tries.judged_tries(lane.server, try_rows(lane.server.results(sent))))
         except (StoreUnavailable, SchemaBehind) as exc:
