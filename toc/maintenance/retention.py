@@ -158,12 +158,14 @@ class Retention:
         scanned = scans.scan((), starts, 0, now - keep, limit, status=status, where=scans.ended_ago(keep))
         rows = chain.from_iterable(scanned.pages.values())
         old = [row for row in rows if self._keep.get(row.biz_type, retention + 1) <= retention]
-        left = self._store.delete_ended({row.job_id: row.body_length for row in old}).failed
+        sizes = {row.job_id: row.body_length for row in old}
+        left = self._store.delete_ended(sizes).failed
         for biz_type, count in Counter(row.biz_type for row in old if row.job_id not in left).items():
             topic = self._catalog.known_type(biz_type)
             PURGED.of("?" if topic is None else topic.name).add(count)
         for table, page in scanned.pages.items():
-            if any(row.job_id in left for row in page):
+            stays = [row.job_id in left for row in page if row.job_id in sizes]
+            if any(stays) and (len(page) < limit or all(stays)):
                 continue  # the next cycle continues at the same position
             place = page[-1].position if page else starts[table]
             self._done[retention, status, table] = min(place, Position(now - OVERLAP_MS))
