@@ -14,6 +14,7 @@ alarm ``orphan_dropped``. If that fails, the next reader removes it.
 """
 
 import random
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from math import fmod
 from operator import attrgetter
@@ -53,6 +54,9 @@ _STORE_QUEUE = attrgetter("store")
 _PREPARE_QUEUE = attrgetter("prepare")
 _DEAD_QUEUE = attrgetter("dead")
 _CLAIMS = attrgetter("claims")
+
+TRIM_SECONDS = 1.0
+"""How long one call trims: a hundred million entries would take longer than a loop may."""
 
 
 log = get_logger(__name__)
@@ -201,9 +205,10 @@ class Queues:
 
     def trim(self, slots: Iterable[Slot], after_ms: int) -> int:
         """Remove what is due after an instant from the StoreQueues, farthest first; never what is due within
-        30 s. Returns how many were there. Servers that do not answer keep theirs."""
-        left, removed = list(slots), 0
-        while left:
+        30 s. Returns how many were there. Servers that do not answer keep theirs, and what is left after
+        TRIM_SECONDS stays."""
+        left, removed, until = list(slots), 0, time.monotonic() + TRIM_SECONDS
+        while left and (not removed or time.monotonic() < until):
             calls = {slot: _TRIM.of(self.keys(slot), after_ms, messages.MAX_IDS) for slot in left}
             found = self._calls.one_each(calls, int)
             counts = {slot: n for slot, n in found.items() if not isinstance(n, IndexUnavailable)}

@@ -286,6 +286,15 @@ def test_trim_goes_through_thousands_in_batches(queues: Queues, state: STATE) ->
     assert state() == {STORE: {n: FAR + n for n in range(1, 46)}}
 
 
+def test_trim_leaves_the_rest_for_later_once_its_time_is_over(
+    queues: Queues, state: STATE, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues.add({SLOT: [(n, FAR + n) for n in range(1, 1_201)]})
+    monkeypatch.setattr("toc.index.queues.TRIM_SECONDS", 0.0)
+    assert [queues.trim([SLOT], int(FAR)) for _ in range(4)] == [500, 500, 200, 0]
+    assert state() == {}
+
+
 # --- expired, peek ---------------------------------------------------------------------------------------
 
 
