@@ -6,11 +6,15 @@ than the call. With the kernel's timeout one call is enough.
 """
 
 import os
-import select
 import socket
 import ssl
 import struct
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+READ_BYTES = 1 << 16
+"""Most bytes of one read."""
 URL_FLAGS = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(
     ("0", "false", "no", "off"), False
 )
@@ -53,13 +57,22 @@ def keep_alive(sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
-def readable(sock: socket.socket, seconds: float) -> bool:
-    """Whether data or the end of the connection can be read within ``seconds``."""
-    if not hasattr(select, "poll"):  # eventlet removes it
-        return bool(select.select([sock], [], [], seconds)[0])
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(seconds * 1000))
+def receive(sock: socket.socket, seconds: float, timeout: float | None, *, kernel: bool) -> bytes | None:
+    """Return what arrives within ``seconds``: b"" if the other side has hung up, None if it is silent.
+
+    ``timeout`` is that of other reads (seconds), which the kernel keeps if ``kernel``. Raises OSError.
+    """
+    limit: Callable[[Any], object] = partial(limit_reads, sock) if kernel else sock.settimeout
+    try:
+        if kernel and seconds <= 0:
+            return sock.recv(READ_BYTES, socket.MSG_DONTWAIT)
+        limit(max(seconds, 0.0))  # one release of the interpreter, not two
+        try:
+            return sock.recv(READ_BYTES)
+        finally:
+            limit(timeout)
+    except (BlockingIOError, TimeoutError, ssl.SSLWantReadError):
+        return None
 
 
 def none_left() -> bool:

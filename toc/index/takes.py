@@ -125,7 +125,7 @@ class Takes:
         window, attempt = take.window, take.attempt
         try:
             while not window.accept(attempt):
-                if not window.wire.receive_within(until - time.monotonic()):
+                if not window.wire.receive(until - time.monotonic()):
                     return
         except Disconnected as exc:
             self._broke(take, exc)

@@ -4,7 +4,6 @@ Here is also the table of error replies: what each means and what to do. Their f
 """
 
 import socket
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,14 +12,13 @@ from typing import Any
 
 import hiredis
 
-from toc.sockets import keep_timeouts, limit_reads, readable
+from toc.sockets import READ_BYTES, keep_timeouts, receive
 
 Command = Sequence[str | bytes | int | float]
 
 NONSENSE = (ValueError, TypeError, LookupError, AttributeError)
 """Exceptions that a malformed reply raises."""
 
-_READ_BYTES = 65536
 PARTIAL = object()
 """In place of a reply that is not complete."""
 
@@ -100,7 +98,7 @@ class Wire:
         self.opened = time.monotonic()
         self.used = 0.0
         """When it was last given back, on the monotonic clock."""
-        self._read_timeout = read_timeout
+        self._read_timeout, self._kernel = read_timeout, False
         try:
             for command in login:
                 self.ask(*command)
@@ -129,9 +127,7 @@ class Wire:
         """Return the next reply, or the server's error as a value. Raises Disconnected."""
         until = time.monotonic() + self._read_timeout
         while (reply := self.received()) is PARTIAL:
-            if time.monotonic() < until:
-                self.receive()
-            elif not self.receive_within(0):  # it comes byte by byte
+            if not self.receive(None if time.monotonic() < until else 0):  # it comes byte by byte
                 raise TimedOut("no answer in time")
         return reply
 
@@ -168,34 +164,24 @@ class Wire:
     def has_reply(self, seconds: float = 0) -> bool:
         """Whether a reply begins to arrive within ``seconds``. Raises Disconnected if the server has hung
         up."""
-        return self._reader.has_data() or self.receive_within(seconds)
+        return self._reader.has_data() or self.receive(seconds)
 
-    def receive(self) -> None:
-        """Receive what has arrived; wait if nothing has. Raises Disconnected."""
+    def receive(self, seconds: float | None = None) -> bool:
+        """Receive what arrives within ``seconds``, or the timeout. Returns whether something has. Raises
+        Disconnected."""
+        data: bytes | None
         try:
-            data = self._sock.recv(_READ_BYTES)
+            if seconds is None:
+                data = self._sock.recv(READ_BYTES)
+            else:
+                data = receive(self._sock, seconds, self._read_timeout, kernel=self._kernel)
         except OSError as exc:
             raise _broken(exc) from exc
-        if not data:
+        if data == b"":
             raise Disconnected("the server has hung up")
-        self._reader.feed(data)
-
-    def receive_within(self, seconds: float) -> bool:
-        """Receive what arrives within ``seconds``. Returns whether something has. Raises Disconnected."""
-        if not self._kernel or seconds <= 0:
-            decrypted = isinstance(self._sock, ssl.SSLSocket) and self._sock.pending()
-            if not decrypted and not readable(self._sock, max(seconds, 0)):
-                return False
-            self.receive()
-            return True
-        limit_reads(self._sock, seconds)  # one release of the interpreter, not two
-        try:
-            self.receive()
-        except TimedOut:
-            return False
-        finally:
-            limit_reads(self._sock, self._read_timeout)
-        return True
+        if data:
+            self._reader.feed(data)
+        return data is not None
 
     def fileno(self) -> int:
         """Return the socket's file descriptor, for poll."""

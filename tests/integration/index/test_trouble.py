@@ -145,12 +145,15 @@ def test_what_may_be_repeated_is_sent_once_more_when_its_reply_is_lost(
     assert state()[STORE] == {1: 1.0, 2: 2.0}
 
 
-def test_a_reply_that_comes_byte_by_byte_is_not_waited_for_longer_than_any(proxy: Proxy) -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_a_reply_that_comes_byte_by_byte_is_not_waited_for_longer_than_any(proxy: Proxy, first: bool) -> None:
     with closing(Queues(f"redis://127.0.0.1:{proxy.port}", timeouts=Timeouts(1.5, 0.5))) as through:
-        through.add({slot: [(1, 1.0)] for slot in SLOTS})
+        if not first:
+            through.add({slot: [(1, 1.0)] for slot in SLOTS})
         proxy.drip(0.01)
         found = through.peek(SLOTS)
         assert all(isinstance(peek, IndexUnavailable) for peek in found.values())
+        assert "AttributeError" not in str(found)
 
 
 def test_a_server_that_hangs_costs_its_timeouts_once_and_is_sent_nothing_more(launch: Launch) -> None:

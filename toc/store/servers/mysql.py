@@ -39,8 +39,6 @@ _QUERY_FILES = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
 _QUERY = _QUERY_FILES | {"ssl_key_password", "unix_socket"}
 _QUERY_FLAGS = frozenset({"ssl_verify_cert", "ssl_verify_identity", "ssl_disabled"})
 
-_READ_BYTES = 1 << 16
-"""Most bytes of one read."""
 _SLOWEST = 1000
 """Bytes a second. A result that comes more slowly for longer than the timeout is none."""
 _COM_QUERY = b"\x03"
@@ -375,25 +373,14 @@ class MySqlConnection:
                 return True
             try:
                 data = self._arriving(until - time.monotonic())
-            except OSError as exc:  # ``answers`` meets others again
-                return not isinstance(exc, (BlockingIOError, TimeoutError, ssl.SSLWantReadError))
+            except OSError:
+                data = b""  # ``answers`` meets it again
             if not data:
-                return True
+                return data is not None
             self._received += data
 
-    def _arriving(self, seconds: float) -> bytes:
-        """Return what arrives within ``seconds``; nothing once the server has hung up. Raises OSError."""
-        if not self._kernel:
-            self._sock.settimeout(max(seconds, 0.0))
-        elif seconds <= 0:
-            return self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)
-        else:
-            sockets.limit_reads(self._sock, seconds)  # one release of the interpreter, not two
-        try:
-            return self._sock.recv(_READ_BYTES)
-        finally:
-            if self._kernel:
-                sockets.limit_reads(self._sock, self._read_timeout or seconds)
+    def _arriving(self, seconds: float) -> bytes | None:
+        return sockets.receive(self._sock, seconds, self._read_timeout, kernel=self._kernel)
 
     def descriptor(self) -> int:
         """Return the socket's."""
@@ -404,19 +391,20 @@ class MySqlConnection:
         self.driver.close()
 
     def _receive(self) -> bytes:
-        if self._received:
-            data, self._received = self._received, b""
+        data: bytes | None
+        data, self._received = self._received, b""
+        if data:
             return data
-        if time.monotonic() > self._until and not sockets.readable(self._sock, 0):
-            raise OperationalError(CR.CR_SERVER_LOST, f"{_LOST_CONNECTION} (timed out)")
+        late = time.monotonic() > self._until
         try:
-            data = self._sock.recv(_READ_BYTES)
-            self._until += len(data) / _SLOWEST
+            data = self._arriving(0.0) if late else self._sock.recv(sockets.READ_BYTES)
         except OSError as exc:
             why = "timed out" if isinstance(exc, BlockingIOError) else exc  # the former is the kernel's
             raise OperationalError(CR.CR_SERVER_LOST, f"{_LOST_CONNECTION} ({why})") from exc
         if not data:
-            raise OperationalError(CR.CR_SERVER_LOST, _LOST_CONNECTION)
+            why = _LOST_CONNECTION if data is not None else f"{_LOST_CONNECTION} (timed out)"
+            raise OperationalError(CR.CR_SERVER_LOST, why)
+        self._until += len(data) / _SLOWEST
         return data
 
 
