@@ -117,9 +117,7 @@ class Health:
     def mark_away(self, error: StoreUnavailable) -> None:
         """Mark the server as away after a lasting failure."""
         with self._lock:
-            if self._closed.is_set():
-                return
-            if not self._watch():
+            if self._closed.is_set() or not self._watch():
                 return
             if self.away is None:
                 self._away_since = time.monotonic()
@@ -253,11 +251,9 @@ class Health:
         for table in list(aside):
             try:
                 fault = self._fault(table)
-            except (db.Transient, db.PoolExhausted):
-                continue
             except StoreUnavailable as exc:
                 if not closed.is_set():
-                    self.mark_away(exc)
+                    self.note(exc)
                 return
             if closed.is_set():
                 return

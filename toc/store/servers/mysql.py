@@ -391,19 +391,17 @@ class MySqlConnection:
         self.driver.close()
 
     def _receive(self) -> bytes:
-        data: bytes | None
-        data, self._received = self._received, b""
-        if data:
-            return data
+        if self._received:
+            got, self._received = self._received, b""
+            return got
         late = time.monotonic() > self._until
         try:
             data = self._arriving(0.0) if late else self._sock.recv(sockets.READ_BYTES)
+            if not data:
+                raise ConnectionError("timed out" if data is None else "it has hung up")
         except OSError as exc:
             why = "timed out" if isinstance(exc, BlockingIOError) else exc  # the former is the kernel's
             raise OperationalError(CR.CR_SERVER_LOST, f"{_LOST_CONNECTION} ({why})") from exc
-        if not data:
-            why = _LOST_CONNECTION if data is not None else f"{_LOST_CONNECTION} (timed out)"
-            raise OperationalError(CR.CR_SERVER_LOST, why)
         self._until += len(data) / _SLOWEST
         return data
 

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -91,12 +92,16 @@ class Pool:
             with contextlib.suppress(Empty):
                 self._freed.get(timeout=min(left, CHECK_SECONDS))
 
-    def take_idle(self) -> PooledConnection | None:
-        """Take an idle connection, or return None."""
+    def take_idle(self, within: float = inf) -> PooledConnection | None:
+        """Take an idle connection that was used ``within`` so many seconds, or return None."""
         try:
-            return self._idle.pop()
+            link = self._idle.pop()
         except IndexError:
             return None
+        if link.idle <= within:
+            return link
+        self._put_back(link)
+        return None
 
     def give(self, link: PooledConnection) -> None:
         """Take back a connection whose answers have all been read and whose transaction has ended."""
@@ -104,10 +109,10 @@ class Pool:
             self.drop(link)
             return
         link.used = time.monotonic()
-        self.put_back(link)
+        self._put_back(link)
         self.close_unused()
 
-    def put_back(self, link: PooledConnection) -> None:
+    def _put_back(self, link: PooledConnection) -> None:
         """Take back an idle connection that was not used."""
         self._idle.append(link)
         self._tell()
@@ -126,15 +131,14 @@ class Pool:
 
     def close_unused(self) -> None:
         """Close the connections that nobody has used for UNUSED_SECONDS."""
-        with contextlib.suppress(IndexError):
-            while self._idle[0].idle > UNUSED_SECONDS:
-                self.drop(self._idle.popleft())
+        self.close(UNUSED_SECONDS)
 
-    def close(self) -> None:
-        """Close the idle connections. The pool opens others if it is used again."""
+    def close(self, unused: float = 0.0) -> None:
+        """Close the connections that have been idle for so many seconds. The pool opens others if it is used
+        again."""
         with contextlib.suppress(IndexError):
-            while True:
-                self.drop(self._idle.pop())
+            while self._idle[0].idle >= unused:
+                self.drop(self._idle.popleft())
 
     def _new(self) -> PooledConnection | None:
         """Return a place for another connection, or None if all are taken."""

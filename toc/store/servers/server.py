@@ -155,13 +155,12 @@ class DatabaseServer(ABC):
     def begin(self, statements: Sequence[Statement]) -> PooledConnection | None:
         """Send read-only statements without waiting for the answers, which ``results`` reads.
 
-        Returns None without an idle connection: ``run`` would have to open one, which takes as long as the
-        server likes. Raises what ``run`` raises.
+        Returns None without a connection that was used lately: to open one, or to ask an old one whether it
+        still is, takes as long as the server likes. Raises what ``run`` raises.
         """
-        while (link := self._pool.take_idle()) is not None:
-            if link.idle > IDLE_SECONDS:  # and so are all others; ``run`` may wait for their answers
-                self._pool.put_back(link)
-                return None
+        while (
+            link := self._pool.take_idle(IDLE_SECONDS)
+        ) is not None:  # older ones may have to be waited for
             if self._is_usable(link, trust_fresh=True):
                 try:
                     link.connection.ask(statements)
@@ -189,13 +188,12 @@ class DatabaseServer(ABC):
 
         It tests the server independently of the connections of the pool.
         """
-        sent = False
+        connection = None
         try:
             with contextlib.closing(self._connect_within(seconds)) as connection:
-                sent = True
                 connection.execute([ALIVE], transaction=False, patient=False)
         except Exception as exc:
-            self._fail(exc, sent=sent)
+            self._fail(exc, sent=connection is not None)
 
     def left_by_switchover(self) -> bool:
         """Whether the server that the connections lead to takes no writes. If so, all are opened anew.
@@ -275,7 +273,7 @@ class DatabaseServer(ABC):
                 return link
 
     def _fail(self, exc: Exception, *, sent: bool) -> NoReturn:
-        """Raise the named error for what came of a new connection, over which a statement was ``sent``."""
+        """Raise the named error for a connection that failed. ``sent``: after a statement was sent."""
         if not sent and none_left():  # not the server's fault: existing connections stay usable
             raise Transient(f"{self.name}: this process has no file descriptor left") from exc
         _raise(self.translate(exc, sent=sent), exc)

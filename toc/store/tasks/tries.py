@@ -123,9 +123,8 @@ class TriesReader:
                 self._begin(lane)
                 asked.append(lane)
         for lane in asked:
-            sent, left = lane.sent, lane.at + SOON_SECONDS - time.monotonic()
-            if sent is not None and lane.quick and sent.connection.answered(max(left, 0.0)):
-                self._hear(lane, sent)
+            if lane.sent is not None and lane.quick:
+                self._hear(lane, lane.sent, lane.at + SOON_SECONDS)
 
     def run_once(self) -> float:
         """Hand on what other threads have got, and leave servers to them that are late. Returns when the next
@@ -169,9 +168,9 @@ class TriesReader:
         else:
             self._reactor.watch(descriptor, partial(self._hear, lane, sent))
 
-    def _hear(self, lane: _Lane, sent: PooledConnection) -> None:
-        """Read the answers, if they have all come."""
-        if not sent.connection.answered(0.0):
+    def _hear(self, lane: _Lane, sent: PooledConnection, until: float = 0.0) -> None:
+        """Read the answers, if all have come, or come ``until`` then (monotonic)."""
+        if not sent.connection.answered(until - time.monotonic()):
             return
         took = time.monotonic() - lane.at
         lane.health.answered(took)
@@ -181,7 +180,7 @@ class TriesReader:
         try:
             rows = try_rows(lane.server.results(sent))
         except (StoreUnavailable, SchemaBehind) as exc:  # usually a broken connection
-            self._apart(lane, partial(self._read_again, lane, lane.ids(), exc))
+            self._apart(lane, partial(self._open, lane, lane.ids(), exc))
             return
         if any(row.lease and self._tries.leases.of_others(row) for row in rows):
             self._apart(lane, partial(self._tries.read_grouped, {server: lane.ids()}))
@@ -217,15 +216,13 @@ class TriesReader:
 
         self._shards.run_detached(do)
 
-    def _open(self, lane: _Lane, ids: ByTable) -> Answers[TryRow]:
-        """Read over a connection that may be old or have to be opened, of a server that answers in time."""
-        lane.health.examine(lambda _seconds: False)
-        return self._tries.read_grouped({lane.server: ids})
-
-    def _read_again(self, lane: _Lane, ids: ByTable, exc: Trouble) -> Answers[TryRow]:
+    def _open(self, lane: _Lane, ids: ByTable, exc: Trouble | None = None) -> Answers[TryRow]:
+        """Read over a connection that may be old or have to be opened, of a server that answers in time.
+        ``exc`` came of another one."""
         if isinstance(exc, OF_TABLES):
             lane.health.set_aside(ids)
-        return self._open(lane, ids)
+        lane.health.examine(lambda _seconds: False)
+        return self._tries.read_grouped({lane.server: ids})
 
     def _wait(self, lane: _Lane, ids: ByTable, sent: PooledConnection) -> Answers[TryRow]:
         """Wait for the answers of a server, and find out whether it is away."""
@@ -238,7 +235,7 @@ class TriesReader:
         try:
             return Answers(self._tries.judged_tries(lane.server, try_rows(lane.server.results(sent))))
         except (StoreUnavailable, SchemaBehind) as exc:
-            return self._read_again(lane, ids, exc)
+            return self._open(lane, ids, exc)
 
 
 # --- the row of a try as one text
