@@ -6,7 +6,7 @@ knows what came of each.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -89,7 +89,7 @@ class BulkJob:
     state: BulkState = BulkState.RUNNING
     done: int = 0
     """How many of its tasks have an outcome."""
-    counts: Mapping[str, int] | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
     """How many have which."""
     error: str = ""
     """Why it waits or has stopped."""

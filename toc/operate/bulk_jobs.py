@@ -149,7 +149,7 @@ def stop_job(center: TimeoutCenter, name: str) -> BulkJob:
     stopped = center.store.bulk.move(name, BulkState.RUNNING, BulkState.STOPPED)
     job = center.store.bulk.get(name)
     if stopped and not job.held:  # else who works on it says how far it came
-        _conclude(center.store, job, audit.INTERRUPTED, job.done, job.counts or {})
+        _conclude(center.store, job, audit.INTERRUPTED)
     return job
 
 
@@ -175,9 +175,9 @@ def _change(store: Store, job: BulkJob) -> audit.Change:
     return audit.Change(store, job.name, job.by, f"tasks.{job.kind}", job.topic)
 
 
-def _conclude(store: Store, job: BulkJob, outcome: str, done: int, counts: Mapping[str, int]) -> None:
+def _conclude(store: Store, job: BulkJob, outcome: str) -> None:
     """Write into the audit what came of a job so far; if it goes on, it is written again."""
-    _change(store, job).conclude({"outcome": outcome}, {"bulk": job.name, "tasks": done, **counts})
+    _change(store, job).conclude({"outcome": outcome}, {"bulk": job.name, "tasks": job.done, **job.counts})
 
 
 def job_record(job: BulkJob) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def job_record(job: BulkJob) -> dict[str, Any]:
     return {
         **{name: getattr(job, name) for name in shown},
         "state": state,
-        "counts": dict(job.counts or {}),
+        "counts": dict(job.counts),
         **job.details,
         "created": documents.instant(job.created),
         "ended": None if job.ended is None else documents.instant(job.ended),
@@ -244,8 +244,6 @@ class _Held:
     """A job that this process has claimed. Seconds are monotonic."""
 
     job: BulkJob
-    counts: Counter[str]
-    done: int
     next_at: float = 0.0
     keep_at: float = 0.0
     """When its lease is renewed, if no step does so before."""
@@ -275,8 +273,7 @@ class BulkRunner:
                 self._look_at = now + LOOK_SECONDS
                 for name in self._table.claim(self._owner, self._only):
                     with suppress(errors.UnknownBulk):  # it is damaged
-                        job = self._table.get(name)
-                        self._held[name] = _Held(job, Counter(job.counts or {}), job.done)
+                        self._held[name] = _Held(self._table.get(name))
             for held in list(self._held.values()):
                 if now >= held.next_at:
                     try:
@@ -307,7 +304,7 @@ class BulkRunner:
     def _step(self, held: _Held, now: float) -> None:
         job = held.job
         size = max(1, min(STEP, int(job.rate / STEPS_PER_SECOND)))
-        number, offset = divmod(held.done, PART)
+        number, offset = divmod(job.done, PART)
         part = self._table.part(job.name, number)
         chunk = part.job_ids[offset : offset + size]
         try:
@@ -322,14 +319,14 @@ class BulkRunner:
             return
         outcomes = [BulkOutcome(found.get(job_id, BulkOutcome.UNKNOWN)) for job_id in chunk]
         failpoint("bulk.step-done")
-        counts = held.counts + Counter(outcome.value for outcome in outcomes)
-        done, written = held.done + len(chunk), part.outcomes[:offset] + bytes(map(STORED.index, outcomes))
-        ended = BulkState.DONE if done >= job.tasks or not chunk else None
+        counts = Counter(job.counts) + Counter(outcome.value for outcome in outcomes)
+        held.job = job = replace(job, done=job.done + len(chunk), counts=counts)
+        written = part.outcomes[:offset] + bytes(map(STORED.index, outcomes))
+        ended = BulkState.DONE if job.done >= job.tasks or not chunk else None
         if ended:
-            if done < job.tasks:  # a part is missing, or shorter than it was
-                held.failed = f"{job.tasks - done} of its tasks are not known any more"
-            _conclude(self._center.store, job, audit.DONE, done, counts)
-        held.done, held.counts = done, counts
+            if job.done < job.tasks:  # a part is missing, or shorter than it was
+                held.failed = f"{job.tasks - job.done} of its tasks are not known any more"
+            _conclude(self._center.store, job, audit.DONE)
         held.next_at = now + len(chunk) / job.rate
         self._save(held, error=held.failed, part=(number, written), state=ended)
 
@@ -340,7 +337,7 @@ class BulkRunner:
         """
         job, many = held.job, len(chunk) > 1
         if self._clock.monotonic() >= held.keep_at:
-            if self._table.save(job.name, self._owner, done=held.done, counts=held.counts) is None:
+            if self._table.save(job, self._owner) is None:
                 raise errors.Busy("another process has the job")
             held.keep_at = self._clock.monotonic() + LEASE_MS / 3000
         try:
@@ -359,16 +356,14 @@ class BulkRunner:
         self, held: _Held, *, error: str | None = None, part: tuple[int, bytes] | None = None,
         state: BulkState | None = None,
     ) -> None:  # fmt: skip
-        name = held.job.name
+        job = held.job
         held.keep_at = self._clock.monotonic() + LEASE_MS / 3000
-        found = self._table.save(
-            name, self._owner, done=held.done, counts=held.counts, error=error, part=part, state=state
-        )
+        found = self._table.save(job, self._owner, error=error, part=part, state=state)
         if found is not BulkState.RUNNING:  # it has ended, or an operator or another process has it
-            self._held.pop(name, None)
+            self._held.pop(job.name, None)
             if found is BulkState.STOPPED:
-                self._table.let_go(name, self._owner)
-                _conclude(self._center.store, held.job, audit.INTERRUPTED, held.done, held.counts)
+                self._table.let_go(job.name, self._owner)
+                _conclude(self._center.store, job, audit.INTERRUPTED)
 
 
 def work_off(center: TimeoutCenter, job: BulkJob, progress: Callable[[str], None]) -> Mapping[str, int]:
@@ -398,7 +393,7 @@ def work_off(center: TimeoutCenter, job: BulkJob, progress: Callable[[str], None
     runner.close()
     if job.state is BulkState.STOPPED:
         raise TocError(f"{_done(job)}; it was stopped{job.error and ': '}{job.error}")
-    return job.counts or {}
+    return job.counts
 
 
 def _done(job: BulkJob) -> str:

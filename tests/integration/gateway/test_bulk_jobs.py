@@ -19,7 +19,7 @@ from harness.system import NewSystem, System
 from benchmarks.local import MariaDB
 from toc import NewTask, RescheduleOutcome, TaskStatus, TimeoutCenter
 from toc.model.access import Role, Token
-from toc.model.bulk import KEPT_MS
+from toc.model.bulk import KEPT_MS, BulkJob
 from toc.model.clock import Clock
 from toc.model.documents import parse_instant as instant_of
 from toc.model.errors import Busy, IndexUnavailable, InvalidInput, SchemaBehind, StoreUnavailable
@@ -170,11 +170,11 @@ def test_a_step_whose_outcomes_were_not_written_is_repeated_and_each_task_has_it
     center = system.center
     lost: list[int] = []
 
-    def save(table: BulkTable, name: str, owner: int, real: Any = BulkTable.save, **values: Any) -> Any:
+    def save(table: BulkTable, job: BulkJob, owner: int, real: Any = BulkTable.save, **values: Any) -> Any:
         if values.get("part") and len(lost) < 2:
-            lost.append(values["done"])
+            lost.append(job.done)
             raise StoreUnavailable("the server went away")
-        return real(table, name, owner, **values)
+        return real(table, job, owner, **values)
 
     def steps(runner: BulkRunner) -> bool:
         runner.run_once()

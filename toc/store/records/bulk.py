@@ -7,7 +7,7 @@ writes nothing over the work of the one that took over.
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import Select, and_, delete, exists, insert, or_, select, update
@@ -118,8 +118,8 @@ class BulkTable(RecordTable):
         return [name for name in found if self._change(column.name == name, free, **values) == 1]
 
     def save(
-        self, name: str, owner: int, *, done: int, counts: Mapping[str, int], error: str | None = None,
-        part: tuple[int, bytes] | None = None, state: BulkState | None = None,
+        self, job: BulkJob, owner: int, *, error: str | None = None, part: tuple[int, bytes] | None = None,
+        state: BulkState | None = None,
     ) -> BulkState | None:  # fmt: skip
         """Write how far a claimed job came, with the outcomes of a ``part``, and keep its lease.
 
@@ -129,8 +129,8 @@ class BulkTable(RecordTable):
         changed; None if the lease has gone to another process: then nothing was written.
         """
         column, now = self._column, self._clock.now_ms()
-        ours = and_(column.name == name, column.owner == owner)
-        values: dict[str, Any] = {"done": done, "counts": json.dumps(dict(counts))}
+        ours = and_(column.name == job.name, column.owner == owner)
+        values: dict[str, Any] = {"done": job.done, "counts": json.dumps(dict(job.counts))}
         values |= {"gmt_modified": now, "lease_until": self._from_now(LEASE_MS)}
         values |= {} if error is None else {"error": error[:MAX_ERROR]}
         if state is not None:
@@ -138,7 +138,7 @@ class BulkTable(RecordTable):
             values |= {"ended": now} if state is BulkState.DONE else {}
         statements = [update(self._table).where(ours).values(values)]
         if part is not None:
-            these = and_(self._parts.c.name == name, self._parts.c.part == part[0], exists().where(ours))
+            these = and_(self._parts.c.name == job.name, self._parts.c.part == part[0], exists().where(ours))
             statements.append(update(self._parts).where(these).values(outcomes=part[1]))
         compiled = [*map(self._compiled, statements), self._compiled(select(column.state).where(ours))]
         rows = self._server.run(compiled, transaction=True)[-1].rows
