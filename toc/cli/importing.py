@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, closing, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -35,6 +35,7 @@ def youzan(
     redis: str = REDIS,
     dry_run: bool = DRY_RUN,
     buckets: str = option("PATTERN", "The keys of its buckets (bucket_name).", default="dq_bucket_*"),
+    queues: str = option("PATTERN", "The keys of its ready queues (queue_name).", default="dq_queue_*"),
     as_json: Json = False,
 ) -> None:
     """Take over the jobs of ouqiang/delay-queue (0.3, 0.4) for the dialect --youzan.
@@ -43,7 +44,7 @@ def youzan(
 
     Example: toc import youzan --redis redis://10.0.0.7:6379/1 --dry-run
     """
-    _import("youzan", redis, dry_run=dry_run, as_json=as_json, buckets=buckets)
+    _import("youzan", redis, dry_run=dry_run, as_json=as_json, buckets=buckets, queues=queues)
 
 
 @app.command()
@@ -71,6 +72,7 @@ def _import(what: str, url: str, *, dry_run: bool, as_json: bool, **options: str
     settings.need_database_urls()
     began = time.monotonic()
     with (
+        ExitStack() as ended,
         TimeoutCenter(settings) as center,
         closing(ForeignRedis(url)) as redis,
         progress_line("reading") as bar,
@@ -79,14 +81,16 @@ def _import(what: str, url: str, *, dry_run: bool, as_json: bool, **options: str
         def tell(report: Report) -> None:
             bar(None, f"{report.found.total()} jobs found, {report.imported} imported")
 
-        importing = Importing(center, redis, ORIGINALS[what](**options), tell, by=who())
-        if dry_run:
-            report = importing.run(dry_run=True)
-        else:
-            with audited(center.store, who(), f"import.{what}", what) as record:
+        importing = Importing(center, redis, ORIGINALS[what](**options), tell, by=who(), dry_run=dry_run)
+        audit: Any = nullcontext({}) if dry_run else audited(center.store, who(), f"import.{what}", what)
+        with audit as record:
+            try:
                 report = importing.run()
-                record.update(vars(report))
-    show_one({**vars(report), "seconds": round(time.monotonic() - began, 1)}, as_json=as_json)
+            finally:  # it may have broken off
+                record.update(vars(importing.report))
+                ended.callback(
+                    show_one, {**record, "seconds": round(time.monotonic() - began, 1)}, as_json=as_json
+                )
     if not report.complete:
         say("some jobs cannot be taken over, see refused and different; it is safe to run this again")
         raise typer.Exit(1)

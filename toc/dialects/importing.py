@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from toc.dialects.originals import UNREADABLE, Found, LmstfyOriginal, Passed, YouzanOriginal
@@ -20,8 +21,9 @@ from toc.index.foreign import ForeignRedis
 from toc.model.clock import from_ms
 from toc.model.errors import DedupConflict, InvalidInput, NameTaken
 from toc.model.task import PutOutcome, TaskStatus
+from toc.model.topic import Topic
 from toc.model.verdict import Failure
-from toc.operate.templates import ensure_topic
+from toc.operate.templates import check_room, ensure_topic
 from toc.sdk.client import TimeoutCenter
 
 TOGETHER = 100
@@ -75,36 +77,41 @@ class Report:
 
 @dataclass(eq=False)
 class Importing:
-    """One import. ``tell`` is called after every page. Topics are made in the name of ``by``."""
+    """One import; with ``dry_run`` it writes nothing, and tells what would be refused. ``tell`` is called
+    after every page. Topics are made in the name of ``by``."""
 
     center: TimeoutCenter
     redis: ForeignRedis
     original: LmstfyOriginal | YouzanOriginal
     tell: Callable[[Report], object]
     by: str
-    _report: Report = field(default_factory=Report)
+    dry_run: bool = False
+    report: Report = field(default_factory=Report)
+    _topics: dict[str, Topic] = field(default_factory=dict)
+    """Those of a dry run, also those that it would have made."""
 
-    def run(self, *, dry_run: bool = False) -> Report:
-        """Take over all jobs; with ``dry_run`` only count them. Raises TocError; run it again then."""
+    def run(self) -> Report:
+        """Take over all jobs. Raises TocError; run it again then."""
         places: dict[bytes, Any] = {}
         for key, place in self.original.places(self.redis):
             if place is None:
-                self._report.pass_by(Passed(repr(key), UNREADABLE, lost=True))
+                self.report.pass_by(Passed(repr(key), UNREADABLE, lost=True))
             else:
                 places[key] = place
         seen: set[bytes] = set()
         with ThreadPoolExecutor(THREADS, "toc-import") as pool:
-            for page in self.redis.keys(self.original.keys, "string"):
+            pages = self.redis.keys(self.original.keys, "string")
+            for page in chain(pages, [list(places)]):  # what has a place may be of another type
                 new = [key for key in dict.fromkeys(page) if key not in seen]
                 seen.update(new)
                 for first in range(0, len(new), TOGETHER):
                     found = self._read(new[first : first + TOGETHER], places)
-                    if not dry_run:
-                        self._make_topics(found)
-                        for one, outcome in zip(found, pool.map(self._take, found), strict=True):
-                            self._report.count(one, outcome)
-                    self.tell(self._report)
-        return self._report
+                    self._make_topics(found)
+                    for one, outcome in zip(found, pool.map(self._take, found), strict=True):
+                        if not self.dry_run or outcome is not PutOutcome.NEW:
+                            self.report.count(one, outcome)
+                    self.tell(self.report)
+        return self.report
 
     # --- inside
 
@@ -117,27 +124,38 @@ class Importing:
                 continue
             one = self.original.job(key, places.get(key), *value, now)
             if isinstance(one, Passed):
-                self._report.pass_by(one)
+                self.report.pass_by(one)
                 continue
             ready = one.task.action_time is None or one.task.action_time <= from_ms(now + 1000)
-            self._report.found["dead" if one.dead else "ready" if ready else "delayed"] += 1
+            self.report.found["dead" if one.dead else "ready" if ready else "delayed"] += 1
             jobs.append(one)
         return jobs
 
     def _make_topics(self, found: Sequence[Found]) -> None:
         for name, template in {one.task.topic: one.template for one in found}.items():
-            if name not in self.center.catalog.known():
+            if self.dry_run and name not in self._topics:
+                known = self.center.catalog.refresh()
+                if name not in known:
+                    there = {one.pattern: one for one in self.center.store.templates.list()}
+                    check_room(there.get(template.pattern, template), name, {*known, *self._topics})
+                self._topics[name] = known.get(name) or template.topic(name, 0)
+            elif not self.dry_run and name not in self.center.catalog.known():
                 with suppress(NameTaken):
                     self.center.store.templates.create(template)
                 ensure_topic(self.center, name, by=self.by)
 
     def _take(self, one: Found) -> PutOutcome | Passed | None:
-        """Take over a job, on a thread. None: a task of its id has another content."""
+        """Take over a job, or see whether that could be done, on a thread. None: a task of its id has another
+        content."""
         task = one.task
         if one.dead:
             later = from_ms(self.center.clock.now_ms() + LATER_MS)
             task = task._replace(action_time=later, expires_at=None)
         try:
+            if self.dry_run:
+                made = self.center._intake.submission(task, self._topics.__getitem__)
+                kept = self.center.store.kept(made)
+                return PutOutcome.NEW if kept is None else kept.outcome
             put = self.center.put(task)
         except DedupConflict:
             return None

@@ -15,8 +15,9 @@ ouqiang/delay-queue (0.4) keeps, by default in database 1:
     {id}               the job in MessagePack, a map. Its keys are "1" to "5" for the topic, the id, the
                        second when it is due, the ttr and the body; in 0.3 they are the fields' names
     dq_bucket_{n}      ids of jobs that wait for their time or for the end of their ttr, by second
+    dq_queue_{topic}   ids of ready jobs
 
-Other jobs are ready. The names of buckets can be configured there, so their pattern is an argument here.
+The names of buckets and queues can be configured there, so their patterns are arguments here.
 """
 
 import struct
@@ -160,7 +161,7 @@ def _content(job_id: str, stored: bytes | None) -> tuple[bytes, dict[str, str]]:
 
 # --- ouqiang/delay-queue
 
-BUCKETS = "dq_bucket_*"
+BUCKETS, QUEUES = "dq_bucket_*", "dq_queue_*"
 SOON_MS = 1000
 """How much later than now ready jobs are due: a task of a timed topic is never due at once."""
 
@@ -170,19 +171,23 @@ _FIELDS = {b"1": b"topic", b"2": b"id", b"3": b"delay", b"4": b"ttr", b"5": b"bo
 
 
 class YouzanOriginal:
-    """The jobs of one delay queue. ``buckets`` is the pattern of the keys of its buckets."""
+    """The jobs of one delay queue. ``buckets`` and ``queues`` are patterns of keys."""
 
     keys = "*"
 
-    def __init__(self, *, buckets: str = BUCKETS) -> None:
-        self._buckets = buckets
+    def __init__(self, *, buckets: str = BUCKETS, queues: str = QUEUES) -> None:
+        self._buckets, self._queues = buckets, queues
 
     def places(self, redis: ForeignRedis) -> Iterator[tuple[bytes, int]]:
-        """Yield the jobs that are in a bucket, with the time (ms) until when."""
+        """Yield the jobs that are in a bucket, with the time (ms) until when, and ready ones, with 0."""
         for keys in redis.keys(self._buckets, "zset"):
             for key in keys:
                 for members in redis.scores(key):
                     yield from ((one, instant_of(score)) for one, score in members)
+        for keys in redis.keys(self._queues, "list"):
+            for key in keys:
+                for items in redis.items(key):
+                    yield from dict.fromkeys(items, 0).items()
 
     def job(
         self, key: bytes, place: int | None, stored: bytes | None, _ttl_ms: int, now: int

@@ -47,7 +47,9 @@ class ForeignRedis:
 
         Keys that exist during the whole time are found, perhaps twice.
         """
-        return self._pages(lambda cursor: ("SCAN", cursor, "MATCH", pattern, "COUNT", PAGE, "TYPE", kind))
+        for found in self._pages(lambda cursor: ("SCAN", cursor, "MATCH", pattern, "COUNT", PAGE)):
+            kinds = self._ask([("TYPE", key) for key in found])  # SCAN has a TYPE from Redis 6.0 on
+            yield [key for key, one in zip(found, kinds, strict=True) if one == kind.encode()]
 
     def scores(self, key: str | bytes) -> Iterator[list[tuple[bytes, float]]]:
         """Yield the members of a sorted set with their scores, in pages; some perhaps twice."""

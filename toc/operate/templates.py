@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from toc.model.access import Action as Right
@@ -52,16 +53,21 @@ def ensure_topic(center: TimeoutCenter, name: str, *, by: str) -> Topic:
     raise StoreUnavailable(f"topic {name!r} could not be created: too many are created at once; try again")
 
 
-def _create(center: TimeoutCenter, name: str, template: Template, known: dict[str, Topic]) -> Topic | None:
-    """Create a topic by a template. None: another program was faster, or a number was taken; look again.
-
-    Programs that create topics at the same moment may exceed the template's cap by these.
-    """
+def check_room(template: Template, name: str, known: Iterable[str]) -> None:
+    """Raise TooManyTopics if the cap of a template is reached, ``known`` being the names of all topics."""
     if sum(matches(template.pattern, other) for other in known) >= template.most_topics:
         raise TooManyTopics(
             f"topic {name!r} was not created: template {template.pattern!r} already has as many topics as "
             f"it allows ({template.most_topics}); `toc template alter` raises that"
         )
+
+
+def _create(center: TimeoutCenter, name: str, template: Template, known: dict[str, Topic]) -> Topic | None:
+    """Create a topic by a template. None: another program was faster, or a number was taken; look again.
+
+    Programs that create topics at the same moment may exceed the template's cap by these.
+    """
+    check_room(template, name, known)
     topic = template.topic(name, drawn_type())
     try:
         return topic if center.store.topics.add(topic) else None

@@ -290,11 +290,20 @@ def test_ids_of_jobs_that_cannot_be_read_are_counted_and_fail_it(system: System,
     other.set("text", b"value")
     other.set("short", packed({"1": "order", "2": "short", "3": 1}))
     other.set("another's", b"value")
-    other.zadd("dq_bucket_1", dict.fromkeys(("good", "text", "short", "deleted"), now + 60))
+    other.rpush("a list", b"value")
+    other.set("renamed", packed({"a": "order", "b": "renamed", "c": now, "d": 60, "e": ""}))
+    other.zadd("dq_bucket_1", dict.fromkeys(("good", "text", "short", "a list", "deleted"), now + 60))
+    other.rpush("dq_queue_order", "renamed", "deleted")
+    other.config_set("slowlog-log-slower-than", 0)
     for options in ((), ("--dry-run",)):
         report = imported(system, "youzan", url_of(other), *options, code=1)
-        assert report["refused"] == {UNREADABLE: 2}
+        assert report["refused"] == {UNREADABLE: 4}
         assert (report["found"], sum(report["passed_by"].values())) == ({"delayed": 1}, 1)
+    asked = [one["command"] for one in other.slowlog_get(1000)]
+    assert {one.split()[0] for one in asked} >= {b"SCAN", b"TYPE"}
+    assert not any(one.startswith(b"SCAN") and b"TYPE" in one for one in asked), (
+        "Redis knows that from 6.0 on"
+    )
     other.flushall()
     assert imported(system, "youzan", url_of(other), says="no job was found")["found"] == {}
 
@@ -328,6 +337,35 @@ def test_every_state_of_youzans_queue_is_taken_over(system: System, other: redis
     assert attribute_of(rows["reserved"])["ttr"] == 120_000
     report = imported(system, "youzan", url_of(other))
     assert (report["imported"], report["there_before"]) == (0, 3)
+
+
+def test_what_a_run_would_refuse_a_dry_run_tells_and_a_run_that_breaks_off_how_far_it_came(
+    system: System, other: redis.Redis
+) -> None:
+    now = int(time.time())
+    for n in range(5):
+        values = (f"topic{n}", f"job{n}", now + 3600, 60, "body" if n else "x" * 2000)
+        other.set(f"job{n}", packed(dict(zip(KEYS_OF["0.4"], values, strict=True))))
+    small = {"TOC_MAX_BODY": "1024"}
+    for options, count in (((), 4), (("--dry-run",), 0)):
+        report = imported(system, "youzan", url_of(other), *options, code=1, **small)
+        assert (report["refused"], report["imported"]) == ({"BodyTooLarge": 1}, count)
+    other.set(
+        "job1", packed(dict(zip(KEYS_OF["0.4"], ("topic1", "job1", now + 3600, 60, "other"), strict=True)))
+    )
+    report = imported(system, "youzan", url_of(other), "--dry-run", code=1)
+    assert (report["different"], report["there_before"]) == (1, 3)
+    system.center.store.templates.alter("youzan.*", {}, 7)
+    for n in range(200):
+        values = (f"topic{n % 20}", f"more{n}", now + 3600, 60, "body")
+        other.set(f"more{n}", packed(dict(zip(KEYS_OF["0.4"], values, strict=True))))
+    for options in (("--dry-run",), ()):
+        report = imported(
+            system, "youzan", url_of(other), *options, code=1, says="as many topics as it allows (7)"
+        )
+        assert sum(report["found"].values()) >= 100
+    (done,) = system.center.store.audit.list(1)
+    assert json.loads(done.result or "")["found"] == report["found"]
 
 
 def test_a_job_that_was_pushed_to_the_new_port_meanwhile_is_left(system: System, other: redis.Redis) -> None:
