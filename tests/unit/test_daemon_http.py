@@ -4,10 +4,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
+from harness.patience import PATIENCE
 
-from toc.worker.daemon.monitor import Answer, listen
+from toc.worker.daemon.monitor import MAX_AT_ONCE, Answer, listen
 
 
 @pytest.fixture
@@ -28,3 +30,20 @@ def test_a_request_in_pieces_is_answered(address: tuple[str, int]) -> None:
             client.sendall(piece)
             time.sleep(0.02)
         assert answer.read().endswith(b"\r\n\r\nwhat is wanted")
+
+
+def test_of_too_many_connections_the_oldest_goes_and_the_newest_is_answered(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr("toc.worker.daemon.monitor.WAIT_SECONDS", 600.0)
+    address = request.getfixturevalue("address")
+    with ExitStack() as stack:
+        slow = [
+            stack.enter_context(socket.create_connection(address, PATIENCE)) for _ in range(2 * MAX_AT_ONCE)
+        ]
+        for client in slow:
+            client.sendall(b"G")
+        assert [client.recv(1) for client in slow[:MAX_AT_ONCE]] == [b""] * MAX_AT_ONCE
+        with socket.create_connection(address, PATIENCE) as client:
+            client.sendall(b"GET /page HTTP/1.0\r\nAccept: all\r\n\r\n")
+            assert client.makefile("rb").read().endswith(b"all")

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -48,6 +48,8 @@ STILL_SECONDS = 30.0
 """After this time without progress, the daemon counts as hanging."""
 WAIT_SECONDS = 5.0
 """How long a client may let the server wait."""
+MAX_AT_ONCE = 32
+"""Most connections, each with a thread: beyond that the oldest is closed, however slow its client is."""
 
 
 @dataclass(frozen=True)
@@ -310,6 +312,8 @@ def listen(address: str, pages: Pages) -> ThreadingHTTPServer:
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
 
+    open_now: dict[socket.socket, None] = {}
+
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
@@ -318,6 +322,19 @@ def listen(address: str, pages: Pages) -> ThreadingHTTPServer:
             """Bind without a DNS lookup of the own name, which the library would make."""
             TCPServer.server_bind(self)
             self.server_name, self.server_port = "toc", self.server_address[1]
+
+        def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ARG002 - its signature
+            """Take every connection; of too many, the oldest ends."""
+            open_now[request] = None
+            for oldest in list(open_now)[:-MAX_AT_ONCE]:
+                with suppress(OSError):  # it has ended by itself
+                    oldest.shutdown(socket.SHUT_RDWR)
+            return True
+
+        def shutdown_request(self, request: Any) -> None:
+            """End a connection."""
+            open_now.pop(request, None)
+            super().shutdown_request(request)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """Log nothing for a client that hung up."""
