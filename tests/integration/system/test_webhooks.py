@@ -330,6 +330,13 @@ def test_a_change_of_a_target_is_answered_when_every_sender_goes_by_it(hook: Hoo
             act(door, "resume")
             for job_id in jobs:
                 hooked.ended(job_id)
+        targets.create("other", receiver.url("/other"))
+        for name, path in (("shop", "/1"), ("other", "/other")):
+            assert gateway.call("PATCH", "/v1/topics/hook", {"target": name}).body["target"] == name
+            seen = len(receiver.got)
+            for job_id in [hooked.submit(10) for _ in range(20)]:
+                hooked.ended(job_id)
+            assert {got.path for got in receiver.got[seen:]} == {path}
         jobs = [hooked.submit(9, delay=2.0, target="shop") for _ in range(20)]
         act("http", "delete")
         seen = len(receiver.got)
