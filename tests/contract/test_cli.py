@@ -13,6 +13,7 @@ import pytest
 from contract.conftest import KIT
 from contract.system import Contract
 from harness import forks
+from harness.gateway import lose_body
 from harness.refused import LATER, NAIVE, TASKS
 from harness.rows import known
 
@@ -133,6 +134,11 @@ def test_a_body_goes_in_and_comes_out_byte_by_byte(contract: Contract, tmp_path:
     ):
         done = contract.toc(*refused)
         assert (done.returncode, done.stdout) == (2, ""), refused
+    lose_body(contract.center.store, int(text))
+    shown = contract.json("get", text)
+    assert (shown["status"], shown["history"]) == ("pending", [])
+    assert "its body is missing" in shown["body"]
+    assert contract.toc("get", text, "--body").returncode == 1
     large = contract.toc(*words, "--body", "x" * 11, env={"TOC_MAX_BODY": "10"})
     assert large.returncode == 2
     assert "TOC_MAX_BODY" in large.stderr

@@ -10,7 +10,7 @@ from toc.cli.output import print_bytes, print_job_id, show_one
 from toc.cli.values import Json, attribute, biz_id, file_bytes, flag, job_number, opened, option
 from toc.model.clock import parse_duration
 from toc.model.documents import parse_instant
-from toc.model.errors import InvalidInput, UnknownTask
+from toc.model.errors import BodyGone, InvalidInput, UnknownTask, UnreadableTask
 from toc.model.task import OnConflict
 from toc.observe.tracing import is_traced, trace_id
 from toc.operate.records import row_record, task_or_damage
@@ -106,9 +106,14 @@ def get(
         record = task_or_damage(row_record, row, name)
         content = None
         if row.body_length is not None and (body or "unreadable" not in record):
-            content = center.store.body_of(row)
-            digest = hashlib.sha256(content.data).hexdigest()
-            record |= {"content_type": content.content_type, "body_sha256": digest}
+            try:
+                content = center.store.body_of(row)
+                digest = hashlib.sha256(content.data).hexdigest()
+                record |= {"content_type": content.content_type, "body_sha256": digest}
+            except (BodyGone, UnreadableTask) as exc:
+                if body:
+                    raise
+                record["body"] = str(exc)
         if body and not as_json:
             if content is None:
                 raise InvalidInput(f"task {job_id} has no body")
