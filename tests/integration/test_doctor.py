@@ -5,6 +5,7 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pymysql
 import pytest
@@ -202,7 +203,7 @@ def replace_row(row: Any, **changes: Any) -> Any:
     return row._replace(dedup_key=None, **changes)
 
 
-def test_nothing_is_said_to_lack_its_topic_while_the_topic_table_is_locked(
+def test_a_table_that_is_locked_is_told_and_nothing_is_said_to_lack_what_it_holds(
     hosts_with: NewSystem, mariadb: MariaDB, database_prefix: str
 ) -> None:
     system = hosts_with(read_timeout=1)
@@ -219,7 +220,15 @@ def test_nothing_is_said_to_lack_its_topic_while_the_topic_table_is_locked(
     with connect().driver as connection, connection.cursor() as cursor:
         cursor.execute(f"LOCK TABLES `{database_prefix}0`.timeout_topic WRITE")
         lines = doctor.examine(center)
+        cursor.execute(f"LOCK TABLES `{database_prefix}0`.timeout_target WRITE")
+        without_targets = doctor.examine(center)
+        number = crc32(b"hourly") % system.settings.tables
+        home = f"{database_prefix}{number % system.settings.databases}"
+        cursor.execute(f"LOCK TABLES `{home}`.timeout_schedule_{number:04} WRITE")
+        without_schedules = doctor.examine(center)
     assert [(line.part, line.of) for line in bad(lines)] == [("topics", "-")], lines
+    assert ("targets", "-") in [(line.part, line.of) for line in bad(without_targets)], without_targets
+    assert ("schedules", "-") in [(line.part, line.of) for line in bad(without_schedules)], without_schedules
 
 
 def test_a_topic_that_is_pulled_or_sent_needs_a_gateway_or_a_sender_and_no_handler(system: System) -> None:

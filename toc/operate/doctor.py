@@ -88,19 +88,19 @@ def examine(
     slots = [slot for topic in topics for slot in topic.slots()]
     peeks = depths(store, center.queues, topics, slots, center.clock.now_ms())
     if indexed:
-        lines += _answered(_index_of(center, topics))
+        lines += _answered("redis", _index_of(center, topics), lines)
         lines += _lines("redis", preflight.broken(center.queues, slots))
     progress(0.6, "looking at ZooKeeper and workers" if settings.zookeeper else "looking at workers")
     lines += _cluster(center, topics, lines)
-    lines += _answered(_other_rung(center))
+    lines += _answered("workers", _other_rung(center), lines)
     spread = Spread(settings.databases, len(settings.database_urls))
     lines += doctor_tasks.topic_lines(topics, peeks, spread)
-    lines += _answered(doctor_tasks.damaged_lines(store))
-    lines += _answered(doctor_tasks.target_lines(center, topics))
+    lines += _answered("targets", doctor_tasks.target_lines(center, topics), lines)
     progress(0.8, "looking at schedules and overdue tasks")
     if topics_read:  # else each would be said to have no topic
-        lines += _answered(doctor_tasks.schedule_lines(center, topics))
-        lines += _answered(doctor_tasks.due_soon_lines(center, topics, spread))
+        lines += _answered("tables", doctor_tasks.damaged_lines(store), lines)
+        lines += _answered("schedules", doctor_tasks.schedule_lines(center, topics), lines)
+        lines += _answered("tasks", doctor_tasks.due_soon_lines(center, topics, spread), lines)
         lines += doctor_tasks.overdue_lines(center, topics, peeks, lines)
     return sorted(lines, key=lambda line: WORST_FIRST.index(line.level))
 
@@ -109,10 +109,12 @@ def _lines(part: str, findings: Iterable[Finding]) -> list[Line]:
     return [Line(found.level, part, *found[1:]) for found in findings]
 
 
-def _answered(lines: Iterator[Line]) -> Iterator[Line]:
-    """Return lines up to where the schema or a server fails, which is reported elsewhere."""
-    with suppress(TocError):
+def _answered(part: str, lines: Iterator[Line], known: list[Line]) -> Iterator[Line]:
+    """Return lines up to where the schema or a server fails, and that unless it is ``known``."""
+    try:
         yield from lines
+    except TocError as exc:
+        yield from _unless_said(known, part, exc)
 
 
 def _unless_said(lines: list[Line], part: str, exc: TocError) -> list[Line]:
@@ -197,9 +199,9 @@ def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
             yield Line(Level.OK, "workers", "-", f"{text}; {leader} leads", "")
         else:
             yield Line(Level.WARN, "workers", "-", f"{text}; nobody leads", "look at the daemons' logs")
-    yield from _answered(_elsewhere(center, workers))
+    yield from _answered("workers", _elsewhere(center, workers), known)
     if all("-embedded-" in row.member.worker_id for row in workers):
-        yield from _answered(doctor_tasks.suspect_lines(center, topics))
+        yield from _answered("tasks", doctor_tasks.suspect_lines(center, topics), known)
     yield from _workers(workers, moving, topics)
 
 
