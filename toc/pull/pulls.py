@@ -106,13 +106,11 @@ class LeaseBatches:
     def _send(
         self, do: Callable[[Mapping[int, LeaseCall]], Done], calls: Sequence[LeaseCall], answer: Settle
     ) -> None:
-        first: dict[int, LeaseCall] = {}
-        again = [first.setdefault(one.lease.job_id, one) is not one for one in calls]
+        # A statement takes each task once. Who asks about one again is answered by itself.
+        first = {one.lease.job_id: one for one in reversed(calls)}
         done = do(first)
-        found = {job_id: done.failed.get(job_id) or done.outcomes.get(job_id) for job_id in first}
-        # A statement takes each task once. Who asked about one again is answered by itself.
-        pairs = zip(calls, again, strict=True)
-        answer([APART if repeated else found[one.lease.job_id] for one, repeated in pairs])
+        found = {**done.outcomes, **done.failed}
+        answer([found.get(one.lease.job_id) if first[one.lease.job_id] is one else APART for one in calls])
         self._mover.ended(done.ends)
 
     def _ack(self, calls: Mapping[int, LeaseCall]) -> Done:

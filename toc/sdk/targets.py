@@ -72,10 +72,9 @@ class Targets:
 
     def get(self, name: str) -> Target | None:
         """Return a target, or None."""
-        try:
+        with suppress(UnknownTarget):
             return self._parts.store.targets.get(name)
-        except UnknownTarget:
-            return None
+        return None
 
     def list(self) -> list[Target]:
         """Return all targets by name. Leaves out rows that this version does not understand."""
