@@ -37,6 +37,7 @@ from toc.cli.main import app
 from toc.model.errors import ConfigError, DuplicateHandler
 from toc.sdk.client import all_centers
 from toc.testing import KitError, NeedsAwait, Toc, TooManyCalls, running
+from toc.testing import clock as testing_clock
 
 PROCESSED, PENDING, DEAD = TaskStatus.PROCESSED, TaskStatus.PENDING, TaskStatus.DEAD
 
@@ -102,6 +103,33 @@ def test_a_deadline_that_the_application_computes_itself_is_the_same(toc: Toc, s
     shop.center.submit("order.close", biz_id=1, action_time=datetime.now(UTC) + timedelta(days=7))
     toc.assert_submitted("order.close", biz_id=1, due_in="7d")
     assert toc.advance("7d") == 1
+
+
+@pytest.fixture
+def slow(toc: Toc, monkeypatch: pytest.MonkeyPatch) -> timedelta:  # noqa: ARG001 - it was made before
+    """How much of the machine's time the set-up of a test takes."""
+    machine = testing_clock._machine_ms
+    monkeypatch.setattr(testing_clock, "_machine_ms", lambda: machine() + 5000)
+    return timedelta(seconds=5)
+
+
+def test_a_long_set_up_has_no_task_run_before_its_time(toc: Toc, shop: Shop, slow: timedelta) -> None:
+    with time_machine.travel(datetime.now(UTC) + slow):
+        shop.center.submit("order.close", biz_id=1, delay="30m")
+        shop.center.submit("order.close", biz_id=2, action_time=datetime.now(UTC) + timedelta(days=1))
+        assert [toc.advance(step) for step in (1799, 1, "23h", "30m")] == [0, 1, 0, 1]
+
+
+def test_a_long_set_up_with_a_frozen_clock_has_no_task_run_before_its_time(
+    toc: Toc, shop: Shop, slow: timedelta
+) -> None:
+    with freezegun.freeze_time("2050-01-01") as frozen:
+        when = clock.datetime.now(UTC) + timedelta(days=1)
+        shop.center.submit("order.close", biz_id=1, action_time=when)
+        frozen.tick(timedelta(days=1) - slow / 2)
+        assert toc.run_due() == 0
+        frozen.tick(slow / 2)
+        assert toc.run_due() == 1
 
 
 def test_a_command_reschedules_from_the_time_of_the_kit(toc: Toc, shop: Shop) -> None:

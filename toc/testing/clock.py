@@ -67,11 +67,12 @@ class VirtualClock(Clock):
     @property
     def lag_ms(self) -> int:
         """How much later (ms) a deadline may be that the application has computed from Python's clock."""
-        return _machine_ms() - self._began if self._lag is None else self._lag
+        lag = _machine_ms() - self._began if self._lag is None else self._lag
+        return 0 if self.runs else lag
 
     def move_to(self, instant_ms: int) -> None:
         """Show this instant (ms), unless it is past."""
-        self._lag = self.lag_ms
+        self._lag = None if self.runs else self.lag_ms
         self._added += max(0, instant_ms - self.now_ms())
 
 

@@ -114,11 +114,11 @@ def _shown(duration: timedelta) -> str:
 
 
 class _Intake(RowMaker):
-    """Knows which due times (ms) were ``given`` as times, which the application has computed by itself."""
+    """Notes which due times (ms) are ``given`` as times, which the application has computed by itself."""
 
-    def __init__(self, clock: VirtualClock, settings: Settings) -> None:
+    def __init__(self, clock: VirtualClock, settings: Settings, given: set[int]) -> None:
         super().__init__(clock, settings.max_delay, settings.max_body, settings.allow)
-        self.given = set[int]()
+        self.given = given
 
     def _due(self, topic: Any, delay: object, action_time: object, *more: Any, **how: Any) -> int:
         due = super()._due(topic, delay, action_time, *more, **how)
@@ -149,7 +149,7 @@ class Toc:
         """By topic, the faults that the test has asked for."""
         settings = _settings(*sorted((name, os.environ[name]) for name in os.environ if name[:4] == "TOC_"))
         catalog = _Catalog(running.topics, self._clock)
-        self._intake = _Intake(self._clock, settings)
+        self._intake = _Intake(self._clock, settings, running.given)
         self._transactions.follow(self.center)
         of = self._transactions.of
         stand_in(StandIn(settings, self._clock, self._store, queues, catalog, self._intake, of))
