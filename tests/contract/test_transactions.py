@@ -333,15 +333,40 @@ def test_submit_many_stores_all_or_none(idle: Contract, engine: Engine) -> None:
     center = idle.center
     center.submit("c.plain", biz_id=15, delay=3600, dedup_key="taken")
     before = idle.rows()
-    tasks = [NewTask("c.plain", n, delay=3600, body=b"b" if n % 2 else None) for n in range(15)]
+    tasks = [
+        NewTask("c.plain", n, delay=3600, body=b"b" if n % 2 else None, dedup_key="new" if n % 3 else None)
+        for n in range(15)
+    ]
     with engine.begin() as connection:
         clash = NewTask("c.plain", 15, delay=3600, dedup_key="taken", attribute={"other": 1})
-        with pytest.raises(errors.DedupConflict):
-            center.submit_many([*tasks, clash], connection=connection)
-        assert idle.rows() == before
+        for wrong in (clash, tasks[1]._replace(body=b"other")):
+            with pytest.raises(errors.DedupConflict):
+                center.submit_many([*tasks, wrong], connection=connection)
+            assert idle.rows() == before
         job_ids = center.submit_many(
             [*tasks, NewTask("c.plain", 15, delay=3600, dedup_key="taken")], connection=connection
         )
     assert len(set(job_ids)) == 16
     assert idle.rows() == before + 15
     assert known(center.get(job_ids[1])).body == b"b"
+
+
+def test_a_submit_that_is_repeated_after_its_time_is_the_task_that_it_was(
+    idle: Contract, engine: Engine
+) -> None:
+    center, past = idle.center, datetime.now(UTC) - timedelta(hours=1)
+    job_id = center.submit("c.plain", biz_id=16, delay=3600, dedup_key="late")
+    again, new = (
+        NewTask("c.plain", 16, action_time=past, dedup_key="late"),
+        NewTask("c.plain", 17, delay=3600),
+    )
+    with engine.begin() as connection:
+        first, _, same = center.submit_many([again, new, again], connection=connection)
+        assert (first, same) == (job_id, job_id)
+        of_past: Any = {"action_time": past, "connection": connection}
+        assert center.submit("c.plain", biz_id=16, dedup_key="late", **of_past) == job_id
+        with pytest.raises(errors.NotInFuture):
+            center.submit_many([new, again._replace(dedup_key="nobody's")], connection=connection)
+        with pytest.raises(errors.NotInFuture):
+            center.submit("c.plain", biz_id=17, **of_past)
+    assert len(center.find(biz_id=17)) == 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from toc.failpoint import failpoint
 from toc.index.messages import CancelReply
 from toc.model.clock import MAX_CLOCK_SKEW_MS, Clock, RateLimit
-from toc.model.errors import IndexUnavailable, NotCommitted, TocError
+from toc.model.errors import IndexUnavailable, InvalidInput, NotCommitted, TocError
 from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, RescheduleOutcome, Submission, TaskRow, TaskStatus
 from toc.model.topic import Slot
@@ -244,9 +244,9 @@ class InTransaction:
         self._after_commit = after_commit
         self.connection = connection
 
-    def submit(self, many: Sequence[Submission]) -> list[int]:
-        """Store tasks; return their job_ids in order."""
-        job_ids = self._center.store.callers.put_many(self.connection, many)
+    def submit(self, many: Sequence[Submission], refused: Mapping[int, InvalidInput]) -> list[int]:
+        """Store tasks; return their job_ids in order. ``refused``: see ``put_many``."""
+        job_ids = self._center.store.callers.put_many(self.connection, many, refused)
         self._after_commit.add(self.connection, job_ids)
         return job_ids
 

@@ -224,7 +224,7 @@ class TimeoutCenter(Parts, Registry[int]):
             content_type, on_conflict, target, url, past, expires_in,
         )  # fmt: skip
         if (theirs := self._theirs(session, connection)) is not None:
-            return self._submit_with(theirs, [task])[0]
+            return self._put_many([task], theirs)[0]
         return self._put(task).job_id
 
     @_call
@@ -284,8 +284,9 @@ class TimeoutCenter(Parts, Registry[int]):
         server failed after another had stored its part. ``session`` and ``connection``: as for ``submit``;
         if it raises, it has stored none.
         """
-        if (theirs := self._theirs(**within)) is not None:
-            return self._submit_with(theirs, list(tasks))
+        return self._put_many(tasks, self._theirs(**within))
+
+    def _put_many(self, tasks: Iterable[NewTask], theirs: InTransaction | None) -> list[int]:
         many: list[Submission] = []
         refused: dict[int, errors.InvalidInput] = {}
         for n, task in enumerate(tasks):
@@ -297,17 +298,13 @@ class TimeoutCenter(Parts, Registry[int]):
                 one, refused[n] = self._checked(at_any_time(task)), exc
             many.append(one)
         if any(one.on_conflict is not OnConflict.KEEP for one in many):
-            raise errors.InvalidInput("submit_many accepts only on_conflict='keep'; use put, one by one")
+            raise errors.InvalidInput(
+                "submit_many, session= and connection= accept only on_conflict='keep'; use put, one by one"
+            )
+        if theirs is not None:
+            return self._traced(many, lambda: theirs.submit(many, refused), list)
         self._check_places()
         return self._traced(many, lambda: self.store.put_many(many, self._changes.stored, refused), list)
-
-    def _submit_with(self, theirs: InTransaction, tasks: Sequence[NewTask]) -> list[int]:
-        many = [self._checked(task) for task in tasks]
-        if any(one.on_conflict is not OnConflict.KEEP for one in many):
-            raise errors.InvalidInput(
-                "on_conflict needs its own transaction: it cannot use session= or connection="
-            )
-        return self._traced(many, lambda: theirs.submit(many), list)
 
     @_call
     def index(self, job_ids: Iterable[int]) -> None:

@@ -5,14 +5,14 @@ kept until it commits, and then done: for a session when the session commits, al
 everything back around it (``join_transaction_mode="create_savepoint"``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Engine, event
 
-from toc.model.errors import NotCommitted, TocError
+from toc.model.errors import InvalidInput, NotCommitted, TocError
 from toc.model.sharding import BizId
 from toc.model.task import CancelOutcome, RescheduleOutcome, Submission, TaskRow, check_expiry
 from toc.sdk.changes import Change, InTransaction
@@ -87,12 +87,14 @@ class Journal(InTransaction):
 
     # --- submits and changes, done at the commit
 
-    def submit(self, many: Sequence[Submission]) -> list[int]:
-        """Store tasks; return their job_ids in order."""
+    def submit(self, many: Sequence[Submission], refused: Mapping[int, InvalidInput]) -> list[int]:
+        """Store tasks; return their job_ids in order. ``refused``: why one, by number, is not to be new."""
         job_ids, steps = [], []
         try:
-            for one in many:
+            for n, one in enumerate(many):
                 kept = self._named(one) if one.row.dedup_key is not None else None
+                if kept is None and n in refused:
+                    raise refused[n]
                 if kept is None:
                     steps.append(self._add(partial(self._store.put, one), one.row))
                 job_ids.append(one.row.job_id if kept is None else kept)

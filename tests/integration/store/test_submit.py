@@ -13,7 +13,7 @@ from fault.kit.proxy import Proxy
 from harness.clocks import StandingClock
 from harness.rows import NewRow, insert, insert_many, known
 from harness.tables import engine_of, raw, task_tables
-from sqlalchemy import create_engine, event
+from sqlalchemy import Connection, create_engine, event
 
 from toc import CancelOutcome, Change, RescheduleOutcome, Settings, TimeoutCenter, Topic
 from toc.model.clock import Clock
@@ -64,6 +64,12 @@ def test_a_dedup_key_repeated_inside_one_call_is_found_before_all(store: Store, 
 
     assert insert_many(store, [first, same]) == [first.job_id, first.job_id]
     assert store.find(BizId.of(first.biz_id)) == [first]
+
+
+def joined(store: Store, connection: Connection, one: Submission) -> int:
+    """Store one row in the caller's transaction."""
+    (job_id,) = store.callers.put_many(connection, [one], {})
+    return job_id
 
 
 # --- ambiguous commits ----------------------------------------------------------------------------------
@@ -199,14 +205,14 @@ def test_a_callers_character_set_changes_nothing_and_costs_no_transaction(
     row = new_row("é🕰'\\", attribute='{"a":"é日🕰\\\\%s"}', dedup_key=f"{session} {charset} 🕰'\\", **body)
     other = new_row()
     with engine.connect() as connection:
-        mysql_store.callers.put(connection, Submission(other))
+        joined(mysql_store, connection, Submission(other))
         connection.exec_driver_sql(session)
         for attempt in range(2):
             again = row._replace(job_id=row.job_id + attempt)
-            found = mysql_store.callers.put(connection, Submission(again, content))
+            found = joined(mysql_store, connection, Submission(again, content))
             assert found == row.job_id
         with pytest.raises(DedupConflict, match="another attribute"):
-            mysql_store.callers.put(connection, Submission(row._replace(attribute='{"a":"é日?"}')))
+            joined(mysql_store, connection, Submission(row._replace(attribute='{"a":"é日?"}')))
         connection.commit()
     engine.dispose()
     assert mysql_store.get(row.job_id) == row
@@ -268,7 +274,7 @@ def test_a_row_whose_body_cannot_be_stored_is_not_there_when_the_caller_commits(
     name = store._shards.body_names[store._shards.table_of(row.job_id)]
     with place.without(name), engine.connect() as connection:
         with pytest.raises(SchemaBehind):
-            store.callers.put(connection, Submission(row, content))
+            joined(store, connection, Submission(row, content))
         connection.commit()
     assert store.get(row.job_id) is None
 
@@ -282,10 +288,10 @@ def test_a_body_that_is_no_packet_is_refused_before_the_callers_transaction_is_l
         most = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
         content = Content("a/b", bytes(most // 2))
         body = {"body_length": len(content.data), "body_sha256": content.fingerprint()}
-        mysql_store.callers.put(connection, Submission(kept))
+        joined(mysql_store, connection, Submission(kept))
         refused = new_row(**body)
         with pytest.raises(StoreUnavailable, match="max_allowed_packet"):
-            mysql_store.callers.put(connection, Submission(refused, content))
+            joined(mysql_store, connection, Submission(refused, content))
         connection.commit()
     engine.dispose()
     assert mysql_store.read([kept.job_id, refused.job_id]) == {kept.job_id: kept}
@@ -296,7 +302,7 @@ def test_the_callers_connection_is_accepted_after_a_failover_behind_the_servers_
 ) -> None:
     def submit() -> None:
         with engine_of(mysql_place.urls[0]) as engine, engine.connect() as connection:
-            mysql_store.callers.put(connection, Submission(new_row()))
+            joined(mysql_store, connection, Submission(new_row()))
             connection.commit()
 
     submit()
@@ -318,7 +324,7 @@ def test_an_error_in_the_callers_transaction_does_not_show_the_attribute(
     with engine.connect() as connection:
         connection.exec_driver_sql("SET TRANSACTION READ ONLY")
         with pytest.raises(StoreUnavailable) as caught:
-            mysql_store.callers.put(connection, Submission(row))
+            joined(mysql_store, connection, Submission(row))
     engine.dispose()
     assert "canary" not in "".join(traceback.format_exception(caught.value))
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar, cast
@@ -123,25 +123,60 @@ class CallersTransaction:
 
     # --- submit
 
-    def put(self, connection: Connection, one: Submission) -> int:
-        """Store a row. Returns its job_id."""
-        table = self._shards.table_of(one.row.job_id)
-        server, name = self._shards.server_of[table], self._shards.names[table]
+    def put_many(
+        self, connection: Connection, many: Sequence[Submission], refused: Mapping[int, InvalidInput]
+    ) -> list[int]:
+        """Store rows: all of them, or none if it raises. Returns their job_ids in order.
+
+        ``refused``: why a row, by its number, must not be new; raised if nobody has its dedup_key.
+        """
+        rows = [one.row for one in many]
+        for server in self._shards.group(row.job_id for row in rows):
+            with self._on(connection, server):
+                pass
+        stored, same_as = dict[int, int](), dict[int, int]()
+        first: dict[tuple[object, ...], int] = {}
+        plain: dict[int, list[int]] = {}
+        for n, row in enumerate(rows):  # before any is written: one that is taken back locks its name
+            name = (n,) if row.dedup_key is None else (row.biz_id, row.biz_type, row.dedup_key)
+            if (earlier := first.setdefault(name, n)) != n:
+                plan.same_task(row, rows[earlier], stored=False)
+                same_as[n] = earlier
+            elif (kept := self._kept(connection, many[n])) is not None:
+                stored[n] = kept
+            elif n in refused:
+                raise refused[n]
+            elif row.body_sha256 is None:
+                plain.setdefault(self._shards.table_of(row.job_id), []).append(n)
+        try:
+            for server, by_table in self._shards.group_tables(plain).items():
+                for table, numbers in (part for chunk in chunks_of(by_table, rows) for part in chunk.items()):
+                    insert = sql.insert(server, self._shards.names[table], [rows[n] for n in numbers])
+                    with self._on(connection, server), suppress(IntegrityError):  # then one by one
+                        _run(connection, insert)
+                        stored |= {n: rows[n].job_id for n in numbers}
+            for n, one in enumerate(many):
+                if n not in stored:
+                    stored[n] = stored[same_as[n]] if n in same_as else self._put(connection, one)
+        except TocError:
+            self._take_back(connection, set(stored.values()) & {row.job_id for row in rows})
+            raise
+        return [stored[n] for n in range(len(many))]
+
+    def _put(self, connection: Connection, one: Submission) -> int:
+        """Store a row whose dedup_key nobody has had. Returns its job_id."""
+        server = self._shards.server_of[self._shards.table_of(one.row.job_id)]
         with self._on(connection, server):
-            for attempt in range(REPEATS):
-                found = None
-                if one.row.dedup_key is not None:
-                    found = _named(connection, name, one.row) or self._found(connection, one, attempt > 0)
-                if attempt and found is None:  # no clash with another's dedup_key, so the job_id is taken
-                    one = one._replace(row=self._writer.renamed(one.row))
-                planned = self._planner.plan(server, one, found, 0)
-                if isinstance(planned, plan.Stored):
-                    return planned.put.job_id
-                (insert, *body), _ = self._planner.transaction(server, [planned], 0)
+            for _ in range(REPEATS):
+                (insert, *body), _none = self._planner.transaction(server, [plan.inserting(one)], 0)
                 self._check_packets(connection, server, body)
                 try:
                     _run(connection, insert)
                 except IntegrityError:  # the statement alone was undone
+                    if (kept := self._kept(connection, one, clashed=True)) is not None:
+                        return kept
+                    # no clash with another's dedup_key, so the job_id is taken
+                    one = one._replace(row=self._writer.renamed(one.row))
                     continue
                 job_id = one.row.job_id
                 try:
@@ -153,31 +188,15 @@ class CallersTransaction:
                 return job_id
         raise StoreUnavailable(f"{server.name}: no free job_id was found; try again")
 
-    def put_many(self, connection: Connection, many: Sequence[Submission]) -> list[int]:
-        """Store rows: all of them, or none if it raises. Returns their job_ids in order."""
-        stored: dict[int, int] = {}
-        plain: dict[int, list[int]] = {}
-        rows = [one.row for one in many]
-        for n, row in enumerate(rows):
-            if row.dedup_key is None and row.body_sha256 is None:
-                plain.setdefault(self._shards.table_of(row.job_id), []).append(n)
-        for server in self._shards.group(row.job_id for row in rows):
-            with self._on(connection, server):
-                pass
-        try:
-            for server, by_table in self._shards.group_tables(plain).items():
-                for table, numbers in (part for chunk in chunks_of(by_table, rows) for part in chunk.items()):
-                    insert = sql.insert(server, self._shards.names[table], [rows[n] for n in numbers])
-                    with self._on(connection, server), suppress(IntegrityError):  # then one by one
-                        _run(connection, insert)
-                        stored |= {n: rows[n].job_id for n in numbers}
-            for n, one in enumerate(many):
-                if n not in stored:
-                    stored[n] = self.put(connection, one)
-        except TocError:
-            self._take_back(connection, set(stored.values()) & {row.job_id for row in rows})
-            raise
-        return [stored[n] for n in range(len(many))]
+    def _kept(self, connection: Connection, one: Submission, *, clashed: bool = False) -> int | None:
+        """Return the task that has this dedup_key. Raises DedupConflict."""
+        if one.row.dedup_key is None:
+            return None
+        table = self._shards.table_of(one.row.job_id)
+        with self._on(connection, self._shards.server_of[table]):
+            found = _named(connection, self._shards.names[table], one.row)
+            found = found or self._found(connection, one, clashed)
+        return None if found is None else plan.same_task(one.row, found.row)
 
     def _take_back(self, connection: Connection, job_ids: Iterable[int]) -> None:
         """Delete rows that were inserted, should the caller commit in spite of the error."""
