@@ -11,11 +11,12 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from harness.patience import until
@@ -194,7 +195,34 @@ class Noted:
     note: Any
 
 
+@dataclass
+class Paid:
+    order: int
+
+
+@dataclass
+class Refunded:
+    order: int
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Happened(BaseModel):
+    what: Paid | Refunded
+    more: list[Paid | Refunded] = []
+
+
+class Zoned(BaseModel):
+    at: list[datetime]
+    days: set[int] = set()
+    notes: dict[str, str] = {}
+
+
 LOST: list[tuple[type, Any]] = [
+    (Happened, Happened(what=Refunded(1))),
+    (Happened, Happened(what=Paid(1), more=[Refunded(1)])),
+    (Noted, Noted(Paid(1))),
     (Noted, Noted(datetime.now(UTC))),
     (Login, Login(password=SecretStr("canary"))),
     (CloseOrder, CloseMore(order=1, total=Decimal(1))),
@@ -210,6 +238,29 @@ def test_what_the_handler_would_not_get_is_refused(center: TimeoutCenter, kind: 
     with pytest.raises(InvalidPayload, match="is lost") as refused:
         center.handler("p.lost")(handler).new(payload, biz_id=1)
     assert "canary" not in str(refused.value)
+
+
+def test_an_instant_is_the_same_in_any_zone_also_in_the_hour_that_comes_twice(center: TimeoutCenter) -> None:
+    @center.handler("p.zoned")
+    def handler(what: Zoned) -> None: ...
+
+    twice = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
+    for at in (twice, twice.replace(fold=1), datetime.max.replace(tzinfo=timezone(timedelta(hours=-9)))):
+        task = handler.new(Zoned(at=[at]), biz_id=1)
+        assert handler.payload(task).at[0] - EPOCH == at - EPOCH
+
+
+@pytest.mark.parametrize("long", ["", "x" * 5000])
+def test_equal_payloads_are_equal_tasks(center: TimeoutCenter, long: str) -> None:
+    """Else a dedup_key would be taken by another payload."""
+
+    @center.handler("p.equal")
+    def handler(what: Zoned) -> None: ...
+
+    one = Zoned(at=[], days={0, 8}, notes={"a": long, "b": ""})
+    other = Zoned(at=[], days={8, 0}, notes={"b": "", "a": long})
+    assert (one, list(one.days)) == (other, list(other.days)[::-1])
+    assert handler.new(one, biz_id=1) == handler.new(other, biz_id=1)
 
 
 @pytest.mark.parametrize("price", [float("nan"), float("inf")])

@@ -6,14 +6,16 @@ a pydantic model, a dataclass or a TypedDict     its JSON object is the attribut
 
 from __future__ import annotations
 
-import dataclasses
 import json
+from dataclasses import fields, is_dataclass
+from datetime import datetime
 from functools import partial
+from itertools import starmap
 from typing import Any, Generic, TypeVar
 
 from typing_extensions import is_typeddict
 
-from toc.model.clock import to_ms
+from toc.model.clock import from_ms, to_ms
 from toc.model.documents import parse_object
 from toc.model.errors import InvalidAttribute, InvalidHandler, InvalidPayload
 from toc.model.raised import Misfit
@@ -27,6 +29,7 @@ long as a rolling deploy may take."""
 AGAIN_MS, MOST_MS = 1000, 60_000
 """When it is looked at again: after as long as it is late already, at least and at most this."""
 GIVEN_BACK = "given back for an hour"
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 SHOWN = 3
 """How many of the fields that do not fit are told."""
 
@@ -35,7 +38,7 @@ def is_payload(kind: object) -> bool:
     """Whether a parameter of this type takes a payload."""
     if not isinstance(kind, type):
         return False
-    return hasattr(kind, "__pydantic_validator__") or dataclasses.is_dataclass(kind) or is_typeddict(kind)
+    return hasattr(kind, "__pydantic_validator__") or is_dataclass(kind) or is_typeddict(kind)
 
 
 class Payload(Generic[T]):
@@ -63,11 +66,8 @@ class Payload(Generic[T]):
             )
         try:
             text = self._adapter.dump_json(payload, by_alias=True, round_trip=True, warnings="error")
-            if b"null" in text:  # pydantic writes NaN and infinity so
-                values = self._adapter.dump_python(payload, mode="json", by_alias=True, round_trip=True)
-                json.dumps(values, allow_nan=False)
-            self._require_same(payload, self._adapter.validate_json(text))
-            attribute = parse_object(text, most=len(text) + 1)
+            values = self._require_same(payload, self._adapter.validate_json(text))
+            attribute = _sets_sorted(parse_object(text, most=len(text) + 1), values)
         except (ValueError, TypeError, RecursionError) as exc:
             error: Exception = exc
             try:  # a reader tells which field it is more plainly than a writer
@@ -78,13 +78,18 @@ class Payload(Generic[T]):
         try:
             encode_attribute(attribute)
         except InvalidAttribute:  # it is too long
-            return {"body": text, "content_type": JSON}
+            return {"body": _JSON.encode(attribute).encode(), "content_type": JSON}
         return {"attribute": attribute}
 
-    def _require_same(self, payload: T, read: T) -> None:
-        values = partial(self._adapter.dump_python, round_trip=True, serialize_as_any=True)
-        if values(payload) != values(read):
-            raise ValueError("as JSON it is another: a secret, a subclass's field or a type in Any is lost")
+    def _require_same(self, payload: T, read: T) -> Any:
+        """Return the values of a payload."""
+        dump = partial(self._adapter.dump_python, by_alias=True, round_trip=True, serialize_as_any=True)
+        values = dump(payload)
+        if _instants(values) != _instants(dump(read)) or not _as_given(payload, read):
+            raise ValueError(
+                "as JSON it is another: a secret, a subclass's field, or a type in Any or of a union is lost"
+            )
+        return values
 
     def read(self, task: Task | NewTask) -> T:
         """Return the payload of a task. Raises InvalidPayload, which quotes nothing of it."""
@@ -116,6 +121,38 @@ class Payload(Generic[T]):
                 why = f"{exc}; {GIVEN_BACK}, as another version may read it: give new fields a default"
                 raise Misfit(now_ms + min(max(late, AGAIN_MS), MOST_MS), why, _fields(exc)) from exc
             raise Dead(f"{exc}, for an hour") from exc
+
+
+def _instants(value: Any) -> Any:
+    """Return a value with its datetimes as instants: in an hour that comes twice, zones make them differ."""
+    if isinstance(value, dict):
+        return {name: _instants(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return isinstance(value, list), [*map(_instants, value)]
+    return value - from_ms(0) if isinstance(value, datetime) and value.utcoffset() is not None else value
+
+
+def _as_given(one: Any, read: Any) -> bool:
+    """Whether what is read has the classes of what was given: JSON knows fields alone."""
+    if isinstance(read, dict):
+        return isinstance(one, dict) and all(map(_as_given, one.values(), read.values()))
+    if isinstance(read, (list, tuple)):
+        return isinstance(one, type(read)) and all(map(_as_given, one, read))
+    if not is_payload(type(read)):
+        return not is_payload(type(one))
+    names = [field.name for field in fields(read)] if is_dataclass(read) else type(read).model_fields
+    pairs = ((getattr(one, name, None), getattr(read, name, None)) for name in names)
+    return isinstance(one, type(read)) and all(starmap(_as_given, pairs))
+
+
+def _sets_sorted(told: Any, value: Any) -> Any:
+    """Return what is ``told`` of a value as JSON, in one order: that of a set differs in each process."""
+    if isinstance(told, dict) and isinstance(value, dict):
+        return told | dict(zip(told, map(_sets_sorted, told.values(), value.values()), strict=False))
+    if isinstance(told, list) and isinstance(value, (set, frozenset)):
+        return sorted(told, key=_JSON.encode)
+    within = value if isinstance(told, list) and isinstance(value, (list, tuple)) else ()
+    return [*map(_sets_sorted, told, within)] if within and len(told) == len(within) else told
 
 
 def _fields(error: InvalidPayload) -> str:
