@@ -23,14 +23,14 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from typing_extensions import Unpack
 
-from toc.model.clock import Clock, from_ms
+from toc.model.clock import from_ms
 from toc.model.errors import ConfigError, InvalidInput, SchemaBehind, TocError, Unavailable, UnfitServer
 from toc.model.sharding import BizId
 from toc.model.task import MAX_BODY, NewTask, Request
 from toc.model.topic import Topic, TopicType
 from toc.observe.log import get_logger
 from toc.sdk.async_client import AsyncTimeoutCenter
-from toc.sdk.client import TimeoutCenter
+from toc.sdk.client import TimeoutCenter, process_clock
 from toc.sdk.handlers import TaskFields
 from toc.sdk.submission import RowMaker
 from toc.store.servers.shards import OF_TABLES
@@ -69,7 +69,7 @@ def submit(
         task = task._replace(dedup_key=request)
     dated = task.delay is not None or task.action_time is not None
     kind = TopicType.TIMED if dated else TopicType.INSTANT
-    maker = RowMaker(Clock(), CENTURY, MAX_BODY)
+    maker = RowMaker(process_clock(), CENTURY, MAX_BODY)
     row = maker.submission(task, lambda name: Topic(name, 1, 1, topic_type=kind)).row
     record = task._asdict() | {
         "delay": None,
@@ -100,30 +100,34 @@ def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
     center = center.sync if isinstance(center, AsyncTimeoutCenter) else center
     done, after = 0, 0
     away: dict[tuple[int, int | None], TocError] = {}  # servers, and single tables
-    while True:
+    servers = {(number, None) for number, _ in enumerate(center.store.tables_of_server())}
+    while not servers <= away.keys():
         with engine.connect() as connection:
             waiting = sa.select(table.c.id, table.c.task, table.c.body.is_not(None).label("has_body"))
             waiting = waiting.where(table.c.error.is_(None), table.c.id > after)
             records = connection.execute(waiting.order_by(table.c.id).limit(TOGETHER)).all()
         if not records:
-            for error in away.values():
-                raise error
-            return done
+            break
         after = records[-1].id
         submitted, refused = list[int](), dict[int, str]()
         for record in records:
             try:
-                task, request = _task(engine, record)
-                if record.has_body and task.body is None:  # another drain has submitted and removed it
-                    continue
+                task, request = _task(record)
                 biz = BizId.of(task.biz_id)
                 server, number = center.store.server_of_biz(biz), biz.crc % len(center.store.tables)
-                if away.keys().isdisjoint({(server, None), (server, number)}):
-                    try:
-                        center.put(task, request=request)
-                        submitted.append(record.id)
-                    except (Unavailable, SchemaBehind, UnfitServer) as exc:
-                        away[server, number if isinstance(exc, OF_TABLES) else None] = exc
+                if not away.keys().isdisjoint({(server, None), (server, number)}):
+                    continue
+                if record.has_body:
+                    with engine.connect() as connection:
+                        body = connection.scalar(sa.select(table.c.body).where(table.c.id == record.id))
+                    if body is None:  # another drain has submitted and removed it
+                        continue
+                    task = task._replace(body=body)
+                try:
+                    center.put(task, request=request)
+                    submitted.append(record.id)
+                except (Unavailable, SchemaBehind, UnfitServer) as exc:
+                    away[server, number if isinstance(exc, OF_TABLES) else None] = exc
             except ConfigError:
                 raise
             except InvalidInput as exc:
@@ -138,18 +142,17 @@ def drain(engine: sa.Engine, center: TimeoutCenter | AsyncTimeoutCenter) -> int:
                 plain = why.encode("ascii", "backslashreplace").decode()
                 connection.execute(sa.update(table).where(table.c.id == number).values(error=plain))
         done += len(submitted)
+    for error in away.values():
+        raise error
+    return done
 
 
-def _task(engine: sa.Engine, record: sa.Row[Any]) -> tuple[NewTask, Request | None]:
-    """Return the task of a record, whose body is read by itself, and the request that it is, if it must not
-    be repeated. Its time may have passed meanwhile."""
+def _task(record: sa.Row[Any]) -> tuple[NewTask, Request | None]:
+    """Return the task of a record without its body, and the request that it is, if it must not be repeated.
+    Its time may have passed meanwhile."""
     fields = json.loads(record.task)
     name, keeps = fields.pop("request"), fields["on_conflict"] == "keep"
     request = None if keeps else Request.of("outbox", name, record.task.encode())
     for name in ("action_time", "expires_at"):
         fields[name] = from_ms(fields[name]) if fields[name] else None
-    body = None
-    if record.has_body:
-        with engine.connect() as connection:
-            body = connection.scalar(sa.select(table.c.body).where(table.c.id == record.id))
-    return NewTask(**{**fields, "body": body, "past": "run"}), request
+    return NewTask(**{**fields, "past": "run"}), request

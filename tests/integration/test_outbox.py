@@ -14,7 +14,7 @@ import pytest
 import structlog
 from harness.system import NewSystem, System
 from harness.threads import at_once
-from sqlalchemy import Engine, create_engine, func, select, text, update
+from sqlalchemy import Engine, create_engine, event, func, select, text, update
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
@@ -66,6 +66,10 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
 def waiting(engine: Engine) -> int:
     with engine.connect() as connection:
         return connection.execute(select(func.count()).select_from(outbox.table)).scalar_one()
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def found(system: System, biz_id: int | str) -> list[Task]:
@@ -293,6 +297,26 @@ def test_a_server_of_toc_that_cannot_be_used_leaves_its_records_and_holds_up_no_
     assert waiting(engine) == 2
     assert outbox.drain(engine, system.center) == 2
     assert [len(found(system, biz_id)) for biz_id in range(4)] == [1] * 4
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_while_all_servers_of_toc_are_away_little_is_read(
+    system: System, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with engine.begin() as connection:
+        for biz_id in range(6):
+            outbox.submit(connection, "test.sync", biz_id=biz_id, delay=3600, body=b"b")
+    read: list[str] = []
+    listened: Any = (engine, "before_cursor_execute", lambda *about: read.append(about[2]))
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox, "TOGETHER", 2)
+        patch.setattr(system.center, "put", lambda *_, **__: _raise(errors.StoreUnavailable("away")))
+        event.listen(*listened)
+        with pytest.raises(errors.StoreUnavailable):
+            outbox.drain(engine, system.center)
+        event.remove(*listened)
+    assert [statement.count("task") for statement in read if statement.startswith("SELECT")] == [1, 0], read
+    assert outbox.drain(engine, system.center) == 6
 
 
 @pytest.mark.parametrize("error", [Locked, Refused])

@@ -32,6 +32,7 @@ from toc import (
     TaskStatus,
     TimeoutCenter,
     Unavailable,
+    outbox,
 )
 from toc.cli.main import app
 from toc.model.errors import ConfigError, DuplicateHandler
@@ -479,6 +480,16 @@ def test_a_worker_of_the_application_leaves_its_tasks_to_the_test(toc: Toc) -> N
     assert asyncio.run(lifespan()) == 1
     assert ran == [1]
     assert toc.tasks(status=PENDING) == []
+
+
+def test_an_outbox_counts_from_the_time_of_the_kit(toc: Toc, shop: Shop, tmp_path: Path) -> None:
+    with engine_of(f"sqlite:///{tmp_path / 'shop.db'}") as engine:
+        outbox.metadata.create_all(engine)
+        toc.advance("1d")
+        with engine.begin() as connection:
+            outbox.submit(connection, "order.close", biz_id=1, delay="30m")
+        assert outbox.drain(engine, shop.center) == 1
+    toc.assert_submitted("order.close", due_in="30m")
 
 
 @pytest.mark.parametrize("commits", [True, False])

@@ -86,6 +86,11 @@ def stand_in(parts: StandIn | None, gone: Iterable[TimeoutCenter] = ()) -> None:
         center.use(parts)
 
 
+def process_clock() -> Clock:
+    """Return the clock of this process: in a test of an application, the test's."""
+    return Clock() if _stand_in is None else _stand_in.clock
+
+
 def all_centers() -> list[TimeoutCenter]:
     """Return the centers of this process."""
     return list(_centers)
