@@ -16,6 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome
 from toc.model import errors
+from toc.operate.bulk_jobs import redrive
 
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
 
@@ -304,6 +305,22 @@ def test_what_has_ended_or_never_was_is_answered_so(idle: Contract, engine: Engi
         nothing = idle.center.reschedule(job_id + 1, action_time=soon(), connection=connection)
     assert (late.outcome, later.outcome) == (CancelOutcome.TOO_LATE, RescheduleOutcome.TOO_LATE)
     assert (never.outcome, nothing.outcome) == (CancelOutcome.UNKNOWN, RescheduleOutcome.UNKNOWN)
+
+
+def test_a_dead_task_that_is_redriven_before_its_change_is_judged_was_not_changed(
+    contract: Contract, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A redrive that has waited for the row goes through at the commit."""
+    center = contract.center
+    monkeypatch.setattr(center._after_commit._threads, "run_detached", lambda _tell: None)
+    job_id = center.submit("c.plain", biz_id=18, delay=3600)
+    contract.query(f"UPDATE {contract.table(job_id)} SET status=4 WHERE job_id={job_id}")
+    with engine.begin() as connection:
+        late = center.cancel(job_id, connection=connection)
+        later = center.reschedule(job_id, action_time=soon(), connection=connection)
+    assert redrive(center, [job_id])["redriven"] == 1
+    assert (later.outcome, late.outcome) == (RescheduleOutcome.TOO_LATE, CancelOutcome.TOO_LATE)
+    assert indexed(contract, job_id)
 
 
 def test_a_transaction_sees_and_changes_what_it_has_submitted(idle: Contract, engine: Engine) -> None:

@@ -259,14 +259,14 @@ class InTransaction:
         found = self._center.store.callers.cancel(self.connection, job_ids)
 
         def judge() -> T:
-            rows = self._center.store.read(found)
-            for job_id, row in rows.items():
-                _, before = found[job_id]
-                if before.status in (TaskStatus.PENDING, TaskStatus.CANCELLED) and (
-                    row.status != TaskStatus.CANCELLED or row.gmt_modified != before.gmt_modified
-                ):
+            there = {}
+            for job_id, row in self._center.store.read(found).items():
+                changed, before = found[job_id]
+                if before.status in (TaskStatus.PROCESSED, TaskStatus.DEAD):
+                    row = before  # a redrive may have come since
+                elif row.status != TaskStatus.CANCELLED or row.gmt_modified != before.gmt_modified:
                     raise _not_committed(job_id)
-            there = {job_id: (found[job_id][0], row) for job_id, row in rows.items()}
+                there[job_id] = changed, row
             return answer(self._changes.judge_cancels(job_ids, there))
 
         return self._changed(judge)
@@ -280,8 +280,9 @@ class InTransaction:
             now = None if row is None else (row.version, row.action_time)
             if changed and before is not None and now != (before.version + 1, due):
                 raise _not_committed(job_id)
-            if not changed and row is not None and row.status == TaskStatus.PENDING:
-                raise _not_committed(job_id)  # it was cancelled in the same transaction
+            cancelled = before is not None and before.status == TaskStatus.CANCELLED  # in it, too
+            if cancelled and row is not None and row.status == TaskStatus.PENDING:
+                raise _not_committed(job_id)
             return self._changes.judge_reschedule(before, due, changed=changed)
 
         return self._changed(judge)
