@@ -77,8 +77,10 @@ def settle(contract: Contract) -> None:
 
 @pytest.mark.parametrize("by", ["session", "connection"])
 def test_a_task_is_there_and_indexed_after_the_commit_and_not_at_the_release_of_a_savepoint(
-    idle: Contract, engine: Engine, by: str
+    idle: Contract, engine: Engine, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(idle.center.hooks, "on_call", [lambda name, *_: called.append(name)])
     with Session(engine) if by == "session" else engine.connect() as place, place.begin():
         where: Any = {by: place}
         with place.begin_nested():
@@ -90,6 +92,8 @@ def test_a_task_is_there_and_indexed_after_the_commit_and_not_at_the_release_of_
         assert idle.center.get(job_id) is None
         assert not indexed(idle, job_id)
     idle.wait(lambda: appeared(idle, job_id), "the commit is followed")
+    settle(idle)
+    assert "index" not in called
     assert idle.center.get(lost) is None
     idle.center.index([job_id, lost])
     assert not indexed(idle, lost)

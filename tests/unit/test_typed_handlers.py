@@ -483,6 +483,21 @@ def test_a_typing_mistake_is_told_when_a_handler_is_registered(function: Any, ba
         TimeoutCenter().handler("p.mistake", batch=batch)(function)
 
 
+def test_a_type_in_quotes_is_the_type(toc: Toc, center: TimeoutCenter) -> None:
+    got: list[Any] = []
+
+    def close(orders: Any) -> None:
+        got.extend(orders)
+
+    close.__annotations__["orders"] = list["Remind"]
+    handled: Any = center.handler("p.quoted", batch=5)(close)
+    toc.run(handled, Remind(7))
+    assert got == [Remind(7)]
+    close.__annotations__["orders"] = list["Nowhere"]  # type: ignore[name-defined]  # noqa: F821
+    with pytest.raises(InvalidHandler, match=r"Nowhere.* cannot be found"):
+        center.handler("p.mistake", batch=5)(close)
+
+
 def test_who_says_nothing_of_types_gets_tasks() -> None:
     def one(task: Any) -> None: ...
     def second(order: CloseOrder, task: Any) -> None: ...

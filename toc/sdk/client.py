@@ -460,7 +460,7 @@ class TimeoutCenter(Parts, Registry[int]):
     def _committed(self, whats: Sequence[int | Change[Any]]) -> None:
         """Index what a caller's transaction has done, if it was committed. The sweep does what fails."""
         try:
-            self.index(what for what in whats if isinstance(what, int))
+            self._changes.add(self.store.read(what for what in whats if isinstance(what, int)).values())
             for what in whats:
                 if isinstance(what, Change):
                     with suppress(errors.NotCommitted):  # a savepoint was rolled back

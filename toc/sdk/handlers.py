@@ -425,8 +425,6 @@ def _annotation(of: str, function: Any, place: int) -> Any:
     if len(parameters) <= place or parameters[place].annotation is inspect.Parameter.empty:
         return None
     annotation = parameters[place].annotation
-    if not isinstance(annotation, str):
-        return annotation
     plain = inspect.unwrap(function)
     plain = getattr(plain, "func", plain)  # a partial's
     found = getattr(plain, "__globals__", None) or getattr(type(plain).__call__, "__globals__", {})
@@ -437,7 +435,7 @@ def _annotation(of: str, function: Any, place: int) -> Any:
     try:
         return get_type_hints(one, globalns=found)["first"]
     except Exception as exc:
-        if _A_TASK.search(annotation):
+        if _A_TASK.search(str(annotation)):
             return None  # its module may import it for types alone
         raise InvalidHandler(
             f"{of}: the type of parameter {parameters[place].name!r}, {annotation}, cannot be found ({exc}); "
