@@ -305,6 +305,42 @@ def test_it_works_on_several_loops_and_after_its_close(idle: Contract) -> None:
     asyncio.run(end())
 
 
+async def _submit(center: AsyncTimeoutCenter) -> int:
+    return await center.submit("c.plain", biz_id=4, delay=3600)
+
+
+def test_a_loop_for_each_call_waits_for_none_that_has_ended(
+    contract: Contract, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center, ended = AsyncTimeoutCenter(contract.settings), threading.Event()
+    end_threads = Batcher.end_threads
+
+    def end_slowly(batcher: Batcher) -> None:
+        assert ended.wait(PATIENCE)
+        end_threads(batcher)
+
+    class Ended:
+        """A loop whose batcher another thread is the first to end."""
+
+        def is_closed(self) -> bool:
+            return bool(center._batchers.pop(self, True))  # type: ignore[call-overload]
+
+    monkeypatch.setattr(Batcher, "end_threads", end_slowly)
+    for _ in range(3):
+        center._batchers[Ended()] = Batcher.__new__(Batcher)  # type: ignore[index]
+        asyncio.run(_submit(center))
+    ended.set()
+    asyncio.run(center.close())
+
+
+async def test_a_call_in_the_middle_of_a_close_is_answered(contract: Contract) -> None:
+    batcher = Batcher(contract.center)
+    await batcher.close()
+    with pytest.raises(errors.UnknownTopic):
+        await batcher.topic("no.such")
+    await batcher.close()
+
+
 def test_handlers_of_a_worker_await_the_same_center_on_their_own_loop(either: Contract) -> None:
     center = AsyncTimeoutCenter(either.settings)
     ran: list[int | str] = []

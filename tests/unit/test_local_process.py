@@ -19,7 +19,7 @@ from toc.coordination.presence import LocalNames, Presence
 from toc.dev import local
 from toc.dev.local import MissingServer, find_redis, lock, spawn, stop, tail
 from toc.model import fork
-from toc.model.errors import ConfigError
+from toc.model.errors import Busy, ConfigError
 from toc.store.servers.threads import Threads
 from toc.worker import control
 from toc.worker.control import ControlPipe
@@ -224,7 +224,7 @@ def test_an_error_says_so_if_there_is_no_thread_at_all(monkeypatch: pytest.Monke
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    with pytest.raises(RuntimeError, match="new thread"):
+    with pytest.raises(Busy, match="new thread"):
         Threads(3, "toc-store").begin(lambda: 1)
 
 

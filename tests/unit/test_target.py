@@ -6,17 +6,20 @@ import ipaddress
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
+from unittest.mock import Mock, PropertyMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from toc import TimeoutCenter
 from toc.index.messages import PermitRequest, Permits
 from toc.model import target as model
 from toc.model.errors import IndexUnavailable, InvalidAttribute, InvalidTarget
 from toc.model.target import Allow, Route, Target, TargetSecrets
 from toc.model.topic import Topic
+from toc.sdk.targets import Targets
 from toc.webhooks.breaker import FAILURES
 from toc.webhooks.limiter import Capacity, Full, Limiter
 
@@ -362,3 +365,12 @@ def test_a_share_that_is_granted_at_the_instant_at_which_a_process_ends_is_given
         assert [asked["shop"].wanted for asked in redis.asked] == [1, 0]
 
     run(redis, test)
+
+
+def test_who_asks_for_a_target_while_what_was_read_is_forgotten_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    targets = TimeoutCenter().targets
+    book = Mock(**{"serves.return_value": True})
+    monkeypatch.setattr(Targets, "_book", PropertyMock(side_effect=[book, None]), raising=False)
+    assert targets.serves("shop", "order.close")

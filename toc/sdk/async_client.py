@@ -141,14 +141,14 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
 
     async def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""
-        loop, batchers = _loop(), self._batchers
+        loop, batchers = _loop(), dict(self._batchers)
         # Those of other loops that run are theirs to close.
         self._batchers = {of: one for of, one in batchers.items() if of is not loop and not of.is_closed()}
         for of, batcher in batchers.items():
             if of is loop:
                 await batcher.close()
             elif of.is_closed():
-                batcher.end_threads()
+                await asyncio.to_thread(batcher.end_threads)
         for threads in list(self._threads.values()):
             await asyncio.to_thread(threads.close)
         await asyncio.to_thread(self.sync.close)
@@ -230,9 +230,9 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
         loop = _loop()
         if loop not in self._batchers:
             await self._on_thread(self.sync._check_places)
-            ended = [self._batchers.pop(one) for one in list(self._batchers) if one.is_closed()]
-            for batcher in ended:
-                batcher.end_threads()
+            for one in list(self._batchers):
+                if one.is_closed() and (batcher := self._batchers.pop(one, None)) is not None:
+                    self._threads_of(None).run_detached(batcher.end_threads)
             if loop not in self._batchers:
                 self._batchers[loop] = Batcher(self.sync)
         return self._batchers[loop]
@@ -270,13 +270,15 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
             return None
         return server
 
+    def _threads_of(self, server: int | None) -> Threads:
+        name = "toc-async" if server is None else f"toc-async-{server}"
+        return self._threads.get(server) or self._threads.setdefault(server, Threads(THREADS, name))
+
     async def _on_thread(self, do: Callable[[], R], server: int | None = None) -> R:
         _loop()
         if self.sync.stands_in is not None:  # there is no server to wait for
             return do()
-        name = "toc-async" if server is None else f"toc-async-{server}"
-        threads = self._threads.get(server) or self._threads.setdefault(server, Threads(THREADS, name))
-        running = threads.soon(partial(copy_context().run, do))
+        running = self._threads_of(server).soon(partial(copy_context().run, do))
         try:
             return await asyncio.wrap_future(running)
         except asyncio.CancelledError:

@@ -17,7 +17,7 @@ import contextlib
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -237,9 +237,9 @@ class ServerBatcher(Generic[Item, Outcome]):
         batch = _Batch(asked, alone)
         try:
             self._threads.run_detached(partial(self._run, batch))
-        except RuntimeError:  # can't start new thread
+        except Busy as exc:
             for one in asked:
-                self._settle(one, Busy("this process can start no further thread; try again in a moment"))
+                self._settle(one, exc)
             return
         self._busy += 1
         self._open.add(batch)
@@ -343,7 +343,7 @@ class Batcher:
         )
         self._reads = one_each(center, "read", self._read, not_answered, sender)
         self._batchers: list[ServerBatcher[Any, Any]] = [*self._submits, *self._reads]
-        self._topics_thread = ThreadPoolExecutor(1, "toc-topics")
+        self._topics_thread = Threads(1, "toc-topics")
         self._reading_topics: Future[Any] | None = None
         self._keeping: asyncio.Task[None] | None = None
 
@@ -392,7 +392,7 @@ class Batcher:
             topic = topic or await self.topic(task.topic)
             check = partial(self.center._checked, task, request, topic)
             if isinstance(task.target, str) and not self.center.targets.serves(task.target, task.topic):
-                return await asyncio.wrap_future(self._topics_thread.submit(check))
+                return await asyncio.wrap_future(self._topics_thread.soon(check))
             return check()
         except InvalidInput as exc:
             if request is None and task.dedup_key is None:
@@ -428,7 +428,7 @@ class Batcher:
         """Read the topic table. Calls at the same time share the next read. Raises StoreUnavailable."""
         reading = self._reading_topics
         if reading is None or reading.running() or reading.done():  # it may have missed a new topic
-            reading = self._reading_topics = self._topics_thread.submit(self.center.catalog.read_through)
+            reading = self._reading_topics = self._topics_thread.soon(self.center.catalog.read_through)
         await asyncio.shield(asyncio.wrap_future(reading))
 
     # --- the end
@@ -441,13 +441,13 @@ class Batcher:
                 await self._keeping
         for batcher in self._batchers:
             await batcher.close()
-        self._topics_thread.shutdown()
+        self._topics_thread.close()
 
     def end_threads(self) -> None:
         """End the threads after the work begun, as when the event loop has ended."""
         for batcher in self._batchers:
             batcher.end_threads()
-        self._topics_thread.shutdown()
+        self._topics_thread.close()
 
     # --- inside
 

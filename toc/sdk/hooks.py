@@ -19,7 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from toc.model.clock import from_ms
-from toc.model.errors import InvalidHandler
+from toc.model.errors import Busy, InvalidHandler
 from toc.model.fork import call_in_children
 from toc.model.raised import raised, where
 from toc.model.task import Task
@@ -119,7 +119,7 @@ class Hooks:
 
     def flush(self, seconds: float) -> None:
         """Let what waits be told, for at most so long."""
-        with contextlib.suppress(RuntimeError):  # no thread can be started now
+        with contextlib.suppress(Busy):
             wait([self._threads.soon(lambda: None)], seconds)
 
     def _notify(self, hook: Callable[..., object], of: Task | int, what: object) -> None:
@@ -144,7 +144,7 @@ class Hooks:
         elif room.acquire(blocking=False):
             try:
                 self._threads.run_detached(notify_beside)
-            except RuntimeError:  # no thread can be started now
+            except Busy:
                 room.release()
         else:
             self._dropped += 1

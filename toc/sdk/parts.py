@@ -193,7 +193,7 @@ def check_running() -> None:
     """Raise StoreUnavailable at the interpreter's end, as in a ``__del__``: a call would wait for threads
     that have ended."""
     if sys.is_finalizing():
-        raise StoreUnavailable("the interpreter is ending: call before, such as in an atexit function")
+        raise StoreUnavailable("the interpreter is ending: call before the main program ends")
 
 
 def open_queues(settings: Settings, most: float = inf) -> Queues:

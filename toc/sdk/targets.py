@@ -154,7 +154,8 @@ class Targets:
 
     def serves(self, name: str, topic: str) -> bool:
         """Whether a topic may use a target, by what was read last. Asks no server."""
-        return self._book is not None and self._book.serves(name, topic)
+        book = self._book  # ``forget`` may come at any time
+        return book is not None and book.serves(name, topic)
 
     def check_usable(self, name: str, topic: str) -> None:
         """Raise InvalidTarget unless there is a target of this name that a topic may use.

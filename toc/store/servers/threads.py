@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from toc.model.errors import Busy
 from toc.model.fork import call_in_children
 
 R = TypeVar("R")
@@ -39,7 +40,8 @@ class Threads:
         self._threads: list[threading.Thread] = []
 
     def begin(self, do: Callable[[], R]) -> Callable[[], R]:
-        """Call ``do`` on a thread. Returns a function that waits and returns or raises its outcome."""
+        """Call ``do`` on a thread. Returns a function that waits and returns or raises its outcome. Raises
+        Busy if no thread can be started, as from Python 3.12 on once the main program has ended."""
         outcome: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
         with self._lock:
             try:
@@ -67,9 +69,11 @@ class Threads:
         thread = threading.Thread(target=_serve, args=[self._work, self._idle], name=self._name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the system allows no more: the present ones do the work
+        except RuntimeError as exc:  # the system allows no more: the present ones do the work
             if not self._threads:
-                raise
+                raise Busy(
+                    f"this process can start no further thread ({exc}); try again in a moment"
+                ) from exc
         else:
             self._threads.append(thread)
 
