@@ -96,10 +96,11 @@ def show_topic(doing: Doing, topic: str) -> Record:
     store = doing.center.store
     record, bound = topic_record(get_topic(store, topic)), store.identity.horizon()
     bounded = 0 < bound.seconds < record["horizon"]
+    why = bound.why if doing.may(Right.READ_CLUSTER) else "the memory of Redis bounds it"  # it names servers
     return {
         **record,
         "horizon_in_force": bound.seconds if bounded else record["horizon"],
-        "horizon_why": bound.why if bounded else None,
+        "horizon_why": why if bounded else None,
         "horizon_since": instant(bound.since) if bounded else None,
     }
 

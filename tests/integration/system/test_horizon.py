@@ -24,10 +24,13 @@ from toc.index.messages import Prepared, PrepareRequest
 from toc.maintenance.due_walk import DueWalk
 from toc.maintenance.horizon import HorizonKeeper
 from toc.maintenance.sweep import MAX_AHEAD_MS
+from toc.model.access import Action, Role, Token
 from toc.model.horizon import LEAST, Budget
 from toc.model.topic import Slot
 from toc.model.verdict import beyond_horizon
 from toc.operate import doctor
+from toc.operate.operation import Doing
+from toc.operate.topics import show_topic
 
 # Tasks due later than their topic's horizon wait in MySQL alone, and every change knows it.
 
@@ -315,6 +318,10 @@ def test_operators_see_the_horizon_and_why(system: System, redis: RedisServer, k
     shown = json.loads(forks.run(["topic", "show", "test.sync", "--json"], env=system.env).stdout)
     assert (shown["horizon"], shown["horizon_in_force"]) == (86_400, choice.seconds)
     assert shown["horizon_why"] == choice.why
+    for pattern, why in (("*", choice.why), ("test.*", "the memory of Redis bounds it")):
+        token = Token("reader", frozenset({Role.READ}), (pattern,))
+        doing = Doing(system.center, "reader", Action.READ_TOPICS, token)
+        assert show_topic.perform(doing, {"topic": "test.sync"})["horizon_why"] == why
     assert shown["horizon_since"].endswith("Z")
     assert system.center.store.topics.get("test.sync") == replace(
         system.center.catalog.refresh()["test.sync"], horizon=86_400
