@@ -34,8 +34,9 @@ LONGEST = 200
 """Characters. A longer text is not a token of ours, and is not hashed."""
 
 MAX_GIVEN = 200
-"""Most tokens that are made by the holder of one, also by means of those: all are read whenever one has
-changed."""
+"""Most tokens that are made by the holder of one, also by means of those, and have not ended a day ago: all
+are read whenever one has changed."""
+LATELY_MS = 86_400_000
 REFRESH_SECONDS = 0.4
 """Seconds between two looks at the table: a change is in force everywhere within 1 s."""
 KEPT_SECONDS = 600.0
@@ -69,7 +70,7 @@ def create_token(
     token = Token(name, frozenset(roles), tuple(topics), expires_at, rate, by, now)
     if giver is not None:
         check_grant(giver, roles, topics, expires_at, rate)
-        first, given = _made(store.tokens.list(), giver)
+        first, given = _made(store.tokens.list(), giver, now - LATELY_MS)
         if given >= MAX_GIVEN:
             raise NotGranted(f"token {first!r} has made {given} tokens: an operator may make more")
     secret = secret or PREFIX + secrets.token_urlsafe(SECRET_BYTES)
@@ -77,10 +78,10 @@ def create_token(
     return Made(token, secret)
 
 
-def _made(tokens: Sequence[Token], giver: Token) -> tuple[str, int]:
+def _made(tokens: Sequence[Token], giver: Token, since: int) -> tuple[str, int]:
     """Return the token from which ``giver`` comes, and how many were made by it, and by these in turn: else
     each of them could make as many. One for all topics counts for itself, and those that it makes begin
-    anew."""
+    anew. What had ended by ``since`` (ms) does not count."""
     maker = {one.name: one.created_by.partition(": ")[0] for one in (*tokens, giver)}
     wide = {one.name for one in (*tokens, giver) if one.everywhere}
 
@@ -93,9 +94,9 @@ def _made(tokens: Sequence[Token], giver: Token) -> tuple[str, int]:
         return name
 
     origin = first(giver.name)
-    if giver.everywhere:
-        return origin, list(maker.values()).count(origin)
-    return origin, sum(first(name) == origin for name in maker) - 1
+    of = maker.__getitem__ if giver.everywhere else first
+    lived = [one.name for one in tokens if min(one.revoked_at or since, one.expires_at or since) >= since]
+    return origin, sum(of(name) == origin != name for name in lived)
 
 
 def revoke_token(store: Store, name: str, *, giver: Token | None = None) -> Token:

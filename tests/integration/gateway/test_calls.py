@@ -412,6 +412,15 @@ def test_tokens_that_a_token_made_make_no_more_than_it_could(
     make("third", everywhere)
     with pytest.raises(NotGranted, match="'everywhere' has made 3 tokens"):
         make("fourth", everywhere)
+    table = system.center.store.tokens
+    for at, ended in ((None, ("third", "grandchild")), (1, ("third", "grandchild"))):  # just now; long ago
+        for name in ended:
+            table._change(table._column.name == name, revoked_at=at or system.center.clock.now_ms())
+        if at is None:
+            with pytest.raises(NotGranted, match="'everywhere' has made 3 tokens"):
+                make("fourth", everywhere)
+    make("fourth", everywhere)
+    make("of-child", child)
     with suppress(NotGranted):  # rows that were changed by hand, which name each other, have an answer too
         make("ring", replace(shop, created_by="child: by hand"))
 
