@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from toc.cli.output import progress_line, say, show_one
 from toc.cli.values import Json, flag, load_settings, option, who
 from toc.model.errors import NotInstalled
-
-if TYPE_CHECKING:
-    from toc.dialects.importing import Report
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -78,16 +75,17 @@ def _import(what: str, url: str, *, dry_run: bool, as_json: bool, **options: str
         progress_line("reading") as bar,
     ):
 
-        def tell(report: Report) -> None:
+        def tell() -> None:
             bar(None, f"{report.found.total()} jobs found, {report.imported} imported")
 
         importing = Importing(center, redis, ORIGINALS[what](**options), tell, by=who(), dry_run=dry_run)
+        report = importing.report
         audit: Any = nullcontext({}) if dry_run else audited(center.store, who(), f"import.{what}", what)
         with audit as record:
             try:
-                report = importing.run()
+                importing.run()
             finally:  # it may have broken off
-                record.update(vars(importing.report))
+                record.update(vars(report))
                 ended.callback(
                     show_one, {**record, "seconds": round(time.monotonic() - began, 1)}, as_json=as_json
                 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 from toc.dialects.originals import UNREADABLE, Found, LmstfyOriginal, Passed, YouzanOriginal
@@ -83,14 +83,14 @@ class Importing:
     center: TimeoutCenter
     redis: ForeignRedis
     original: LmstfyOriginal | YouzanOriginal
-    tell: Callable[[Report], object]
+    tell: Callable[[], object]
     by: str
     dry_run: bool = False
     report: Report = field(default_factory=Report)
     _topics: dict[str, Topic] = field(default_factory=dict)
     """Those of a dry run, also those that it would have made."""
 
-    def run(self) -> Report:
+    def run(self) -> None:
         """Take over all jobs. Raises TocError; run it again then."""
         places: dict[bytes, Any] = {}
         for key, place in self.original.places(self.redis):
@@ -100,18 +100,17 @@ class Importing:
                 places[key] = place
         seen: set[bytes] = set()
         with ThreadPoolExecutor(THREADS, "toc-import") as pool:
-            pages = self.redis.keys(self.original.keys, "string")
-            for page in chain(pages, [list(places)]):  # what has a place may be of another type
+            # What has a place may be of another type.
+            keys = chain(self.redis.keys(self.original.keys, "string"), places)
+            while page := list(islice(keys, TOGETHER)):
                 new = [key for key in dict.fromkeys(page) if key not in seen]
                 seen.update(new)
-                for first in range(0, len(new), TOGETHER):
-                    found = self._read(new[first : first + TOGETHER], places)
-                    self._make_topics(found)
-                    for one, outcome in zip(found, pool.map(self._take, found), strict=True):
-                        if not self.dry_run or outcome is not PutOutcome.NEW:
-                            self.report.count(one, outcome)
-                    self.tell(self.report)
-        return self.report
+                found = self._read(new, places)
+                self._make_topics(found)
+                for one, outcome in zip(found, pool.map(self._take, found), strict=True):
+                    if not self.dry_run or outcome is not PutOutcome.NEW:
+                        self.report.count(one, outcome)
+                self.tell()
 
     # --- inside
 

@@ -83,15 +83,12 @@ class LmstfyOriginal:
     def places(self, redis: ForeignRedis) -> Iterator[tuple[bytes, Entry | None]]:
         """Yield the keys of the jobs that have an entry, with it; with None an entry that is not
         understood."""
-        for members in redis.scores("timer_set"):
-            for member, score in members:
-                yield _timed(member, instant_of(score))
+        for member, score in redis.scores("timer_set"):
+            yield _timed(member, instant_of(score))
         for pattern in ("q/*", "d/*"):
-            for keys in redis.keys(pattern, "list"):
-                for key in keys:
-                    for items in redis.items(key):
-                        for item in items:
-                            yield _listed(key, item)
+            for key in redis.keys(pattern, "list"):
+                for item in redis.items(key):
+                    yield _listed(key, item)
 
     def job(
         self, key: bytes, place: Entry | None, stored: bytes | None, ttl_ms: int, now: int
@@ -180,14 +177,10 @@ class YouzanOriginal:
 
     def places(self, redis: ForeignRedis) -> Iterator[tuple[bytes, int]]:
         """Yield the jobs that are in a bucket, with the time (ms) until when, and ready ones, with 0."""
-        for keys in redis.keys(self._buckets, "zset"):
-            for key in keys:
-                for members in redis.scores(key):
-                    yield from ((one, instant_of(score)) for one, score in members)
-        for keys in redis.keys(self._queues, "list"):
-            for key in keys:
-                for items in redis.items(key):
-                    yield from dict.fromkeys(items, 0).items()
+        for key in redis.keys(self._buckets, "zset"):
+            yield from ((one, instant_of(score)) for one, score in redis.scores(key))
+        for key in redis.keys(self._queues, "list"):
+            yield from ((one, 0) for one in redis.items(key))
 
     def job(
         self, key: bytes, place: int | None, stored: bytes | None, _ttl_ms: int, now: int

@@ -42,19 +42,19 @@ class ForeignRedis:
         ((seconds, microseconds),) = self._ask([("TIME",)])
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-    def keys(self, pattern: str, kind: str) -> Iterator[list[bytes]]:
-        """Return the keys of a type (``string``, ``list``, ``zset``), in pages.
+    def keys(self, pattern: str, kind: str) -> Iterator[bytes]:
+        """Yield the keys of a type (``string``, ``list``, ``zset``).
 
         Keys that exist during the whole time are found, perhaps twice.
         """
         for found in self._pages(lambda cursor: ("SCAN", cursor, "MATCH", pattern, "COUNT", PAGE)):
             kinds = self._ask([("TYPE", key) for key in found])  # SCAN has a TYPE from Redis 6.0 on
-            yield [key for key, one in zip(found, kinds, strict=True) if one == kind.encode()]
+            yield from (key for key, one in zip(found, kinds, strict=True) if one == kind.encode())
 
-    def scores(self, key: str | bytes) -> Iterator[list[tuple[bytes, float]]]:
-        """Yield the members of a sorted set with their scores, in pages; some perhaps twice."""
+    def scores(self, key: str | bytes) -> Iterator[tuple[bytes, float]]:
+        """Yield the members of a sorted set with their scores, some perhaps twice."""
         for flat in self._pages(lambda cursor: ("ZSCAN", key, cursor, "COUNT", PAGE)):
-            yield [(member, float(score)) for member, score in zip(flat[::2], flat[1::2], strict=True)]
+            yield from zip(flat[::2], map(float, flat[1::2]), strict=True)
 
     def _pages(self, command: Callable[[bytes | int], Command]) -> Iterator[list[bytes]]:
         cursor: bytes | int = 0
@@ -65,13 +65,12 @@ class ForeignRedis:
             if int(cursor) == 0:
                 return
 
-    def items(self, key: str | bytes) -> Iterator[list[bytes]]:
-        """Yield the elements of a list, in pages from its right end, from which its consumers take them."""
+    def items(self, key: str | bytes) -> Iterator[bytes]:
+        """Yield the elements of a list, from its right end, from which its consumers take them."""
         end = -1
         while True:
             (found,) = self._ask([("LRANGE", key, end - PAGE + 1, end)])
-            if found:
-                yield list(reversed(found))
+            yield from reversed(found)
             if len(found) < PAGE:
                 return
             end -= PAGE
