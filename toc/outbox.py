@@ -61,7 +61,8 @@ def submit(
     """Write a task into the outbox, in the transaction of the session or connection.
 
     ``fields`` are those of ``TimeoutCenter.submit`` without ``target`` and ``url``; ``delay`` counts from
-    now. Raises an InvalidInput, also for an AsyncSession outside its ``run_sync``, but not for what only the
+    now. Of an instant topic, too, what is not due later than now needs ``past="run"``: its type is not known
+    here. Raises an InvalidInput, also for an AsyncSession outside its ``run_sync``, but not for what only the
     task table knows, such as an unknown topic (``drain``).
     """
     task, request = NewTask(topic, biz_id, **fields), f"outbox-{secrets.token_hex(16)}"

@@ -17,9 +17,9 @@ from typing_extensions import is_typeddict
 
 from toc.model.clock import from_ms, to_ms
 from toc.model.documents import parse_object
-from toc.model.errors import InvalidAttribute, InvalidHandler, InvalidPayload
+from toc.model.errors import InvalidHandler, InvalidPayload
 from toc.model.raised import Misfit
-from toc.model.task import SCHEDULED_FOR, Dead, NewTask, Task, encode_attribute
+from toc.model.task import MAX_ATTRIBUTE_CHARS, SCHEDULED_FOR, Dead, NewTask, Task, encode_attribute
 
 T = TypeVar("T")
 JSON = "application/json"
@@ -75,10 +75,8 @@ class Payload(Generic[T]):
             except (ValueError, TypeError, RecursionError) as plainer:
                 error = plainer
             raise InvalidPayload(f"the payload does not fit {self._name}: {_misfit(error)}") from exc
-        try:
-            encode_attribute(attribute)
-        except InvalidAttribute:  # it is too long
-            return {"body": _JSON.encode(attribute).encode(), "content_type": JSON}
+        if len(told := _JSON.encode(attribute)) > MAX_ATTRIBUTE_CHARS:
+            return {"body": told.encode(), "content_type": JSON}
         return {"attribute": attribute}
 
     def _require_same(self, payload: T, read: T) -> Any:
