@@ -272,11 +272,15 @@ def test_a_row_whose_body_cannot_be_stored_is_not_there_when_the_caller_commits(
     content = Content("a/b", b"x")
     row = new_row(body_length=1, body_sha256=content.fingerprint())
     name = store._shards.body_names[store._shards.table_of(row.job_id)]
+    taken = new_row()
+    insert(store, taken)
+    renamed = new_row(taken.biz_id, job_id=taken.job_id, attribute='{"second":1}')
     with place.without(name), engine.connect() as connection:
         with pytest.raises(SchemaBehind):
-            joined(store, connection, Submission(row, content))
+            store.callers.put_many(connection, [Submission(renamed), Submission(row, content)], {})
         connection.commit()
     assert store.get(row.job_id) is None
+    assert store.find(BizId.of(taken.biz_id)) == [taken]
 
 
 def test_a_body_that_is_no_packet_is_refused_before_the_callers_transaction_is_lost(

@@ -148,6 +148,7 @@ class CallersTransaction:
                 raise refused[n]
             elif row.body_sha256 is None:
                 plain.setdefault(self._shards.table_of(row.job_id), []).append(n)
+        new = set[int]()
         try:
             for server, by_table in self._shards.group_tables(plain).items():
                 for table, numbers in (part for chunk in chunks_of(by_table, rows) for part in chunk.items()):
@@ -155,16 +156,18 @@ class CallersTransaction:
                     with self._on(connection, server), suppress(IntegrityError):  # then one by one
                         _run(connection, insert)
                         stored |= {n: rows[n].job_id for n in numbers}
+                        new.update(rows[n].job_id for n in numbers)
             for n, one in enumerate(many):
                 if n not in stored:
-                    stored[n] = stored[same_as[n]] if n in same_as else self._put(connection, one)
+                    stored[n] = stored[same_as[n]] if n in same_as else self._put(connection, one, new)
         except TocError:
-            self._take_back(connection, set(stored.values()) & {row.job_id for row in rows})
+            self._take_back(connection, new)
             raise
         return [stored[n] for n in range(len(many))]
 
-    def _put(self, connection: Connection, one: Submission) -> int:
-        """Store a row whose dedup_key nobody has had. Returns its job_id."""
+    def _put(self, connection: Connection, one: Submission, new: set[int]) -> int:
+        """Store a row whose dedup_key nobody has had. Returns its job_id, and adds it to those that are
+        ``new`` once the row is there, perhaps without its body."""
         server = self._shards.server_of[self._shards.table_of(one.row.job_id)]
         with self._on(connection, server):
             for _ in range(REPEATS):
@@ -178,14 +181,10 @@ class CallersTransaction:
                     # no clash with another's dedup_key, so the job_id is taken
                     one = one._replace(row=self._writer.renamed(one.row))
                     continue
-                job_id = one.row.job_id
-                try:
-                    for statement in body:
-                        _run(connection, statement)
-                except DBAPIError:
-                    self._take_back(connection, [job_id])
-                    raise
-                return job_id
+                new.add(one.row.job_id)
+                for statement in body:
+                    _run(connection, statement)
+                return one.row.job_id
         raise StoreUnavailable(f"{server.name}: no free job_id was found; try again")
 
     def _kept(self, connection: Connection, one: Submission, *, clashed: bool = False) -> int | None:
