@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError
-from toc.store.servers.mysql import connector
+from toc.store.servers.mysql import _parsed, connector
 from toc.store.servers.mysql_answers import ends_left, read_answers
 from toc.store.servers.server import Result
 from toc.store.servers.shards import Layout
@@ -202,6 +202,14 @@ def test_a_greeting_that_ends_too_soon_is_a_drivers_error() -> None:
         url = make_url(f"mysql+pymysql://u@127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(OperationalError, match="its greeting cannot be parsed"):
             connector(url, 5, 5, 5)()
+
+
+def test_what_a_signal_handler_raises_in_a_greeting_is_the_applications() -> None:
+    class Interrupted(Exception):
+        pass
+
+    with pytest.raises(Interrupted), _parsed("greeting"):
+        raise Interrupted
 
 
 # Which server holds which database and table, and what is refused.

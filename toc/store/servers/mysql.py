@@ -170,6 +170,8 @@ def _parsed(what: str) -> Iterator[None]:
     except (MySQLError, OSError, StoreUnavailable):
         raise
     except Exception as exc:
+        if type(exc).__module__ not in ("builtins", "struct", "binascii"):
+            raise  # of a signal handler of the application
         if isinstance(exc, RuntimeError) and "cryptography" in str(exc):
             raise NotInstalled("MySQL 8's log-in without TLS needs cryptography", "rsa") from exc
         what = f"its {what} cannot be parsed ({type(exc).__name__}: {exc})"
