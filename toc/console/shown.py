@@ -85,9 +85,7 @@ _LINKS = {
 
 
 def shown(value: Any, key: str = "") -> Cell:
-    """Show a value of an answer, by its key and its type. A pair is a value and where it leads."""
-    if isinstance(value, tuple):
-        return shown(value[0], key)._replace(href=value[1])
+    """Show a value of an answer, by its key and its type."""
     if isinstance(value, bool):
         return Cell("yes", level="warn") if value else Cell("no", level="quiet")
     if key in _IDS:

@@ -12,31 +12,13 @@ from toc.model.access import Action
 
 HEALTH_SECONDS = 30.0
 """A younger examination is good enough: it asks every server several times."""
-PLACES = {
-    "topics": "/console/topics/{of}",
-    "tasks": "/console/topics/{of}",
-    "targets": "/console/targets/{of}",
-    "schedules": "/console/schedules/{of}",
-    **dict.fromkeys(("workers", "slots"), "/console/workers"),
-}
-"""Where a finding about something leads."""
 COUNTS = ("scheduled", "prepared", "dead")
 HELD = columns(
     "topic, paused, scheduled: Within the horizon, prepared: Taken, dead, overdue, "
     "unowned: Slots without owner, unread: Slots not read",
     dead="/console/dead?topic={topic}",
 )
-
-
-def _place(one: Mapping[str, Any]) -> str:
-    if one["of"] == "-" or " " in one["of"]:
-        return ""
-    if one["part"] == "tasks" and "dead" in one["what"]:
-        return path("/console/dead?topic={of}", one)
-    return path(PLACES.get(one["part"], ""), one)
-
-
-FINDINGS = columns("level, part, place: Of, what: Finding, do: What to do")
+FINDINGS = columns("level, part, of, what: Finding, do: What to do")
 
 
 async def findings(view: View, *levels: str) -> tuple[list[Block], int | None]:
@@ -45,9 +27,8 @@ async def findings(view: View, *levels: str) -> tuple[list[Block], int | None]:
     if part.value is None or part.at is None:
         return part.notes, None
     found = [one for one in part.value["findings"] if one["level"] in levels]
-    shown = [{**one, "place": (one["of"], _place(one))} for one in found]
     about = f"Examined {view.ago(part.at)} ago; anew after {HEALTH_SECONDS:g} s."
-    return [*part.notes, Table("What is wrong", about, FINDINGS, shown, empty="Nothing.")], part.at
+    return [*part.notes, Table("What is wrong", about, FINDINGS, found, empty="Nothing.")], part.at
 
 
 def least(slots: Part) -> list[Block]:
