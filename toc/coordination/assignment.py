@@ -81,9 +81,8 @@ class Member:
 
     ``assign`` ignores the rest. ``pid`` is for operators. ``metrics`` is the host:port of its daemon's
     metrics, valid on ``machine``. ``version`` is the release that it runs, ``protocol`` that release's
-    PROTOCOL. ``keys`` are the marks of the keys with which it can read the secrets of webhook targets.
-    ``out_of_reach`` are the servers that it does not reach. ``lost_threads`` is how many threads of an
-    application's own process run handlers past max_runtime, of members before. ``joined`` is when (ms).
+    PROTOCOL. ``out_of_reach`` are the servers that it does not reach. ``lost_threads`` is how many threads
+    of an application's own process run handlers past max_runtime, of members before. ``joined`` is when (ms).
     """
 
     worker_id: str
@@ -96,7 +95,6 @@ class Member:
     serves: frozenset[str] = frozenset({Delivery.HANDLER.value})
     version: str = ""
     protocol: int = 0
-    keys: frozenset[str] = frozenset()
     out_of_reach: frozenset[str] = frozenset()
     lost_threads: int = 0
     joined: int = 0

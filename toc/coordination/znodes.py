@@ -5,8 +5,7 @@
     /toc/{cluster}/                      after the chroot
         workers/{worker_id}   ephemeral   {host, pid, weight, topics: [...] or null, joined,
                                            metrics: "host:port" or null, machine,
-                                           serves: [...], version, protocol, keys: [...],
-                                           out_of_reach: [...]}
+                                           serves: [...], version, protocol, out_of_reach: [...]}
         assignment/{topic}                {workers: [worker_id, ...], slots: [index into workers, -1: none],
                                            by, at}; written by the leader, only when it changes
         slots/{topic}_{n}     ephemeral   {worker_id, since}: the owner's claim
@@ -159,7 +158,7 @@ def member_from(worker_id: str, values: dict[str, Any]) -> Member | None:
 _KINDS: dict[str, type] = {
     **dict.fromkeys(("pid", "protocol", "lost_threads"), int),
     **dict.fromkeys(("metrics", "machine", "version"), str),
-    **dict.fromkeys(("topics", "serves", "keys", "out_of_reach"), list),
+    **dict.fromkeys(("topics", "serves", "out_of_reach"), list),
 }
 """The type of each further value in a member's data. One of another type counts as absent."""
 

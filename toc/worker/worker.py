@@ -31,7 +31,6 @@ from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
 from toc.sdk.parts import open_queues
 from toc.store.records.cluster import episode_writer
-from toc.store.records.targets import key_mark
 from toc.worker.beat import Beat
 from toc.worker.check import Checker
 from toc.worker.control import BEAT_SECONDS, ControlPipe, Suspect, unpack
@@ -79,7 +78,6 @@ class Worker:
         self._clock = clock
         self._link = link
         self._deadline = settings.shutdown_deadline
-        self._keys = [key_mark(key.get_secret_value()) for key in settings.secret_key]
         self._stopping = False
         self._stop_by = float("inf")
         self._forced = False
@@ -206,7 +204,7 @@ class Worker:
         if self._indexed:
             self._listening.start()
         release = {"version": version("timeout-center"), "protocol": PROTOCOL}
-        self._link.send("ready", worker_id=self.tools.worker_id, keys=self._keys, **release)
+        self._link.send("ready", worker_id=self.tools.worker_id, **release)
         self._beating.start()  # until the process ends, which may take long
         with selectors.DefaultSelector() as selector:
             self.serve(selector, lambda: self._stopping or bool(self._recycling))

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import update
@@ -78,14 +77,6 @@ class SecretBox:
             fernet = _fernet()
             self._made = fernet.MultiFernet([fernet.Fernet(key) for key in self._keys])
         return self._made
-
-
-def key_mark(key: str) -> str:
-    """Return a short hash of a key, by which members compare their keys.
-
-    The key cannot be computed from it.
-    """
-    return sha256(b"toc " + key.encode()).hexdigest()[:16]
 
 
 def new_key() -> str:

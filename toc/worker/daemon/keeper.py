@@ -166,10 +166,7 @@ class Keeper(ABC, Generic[C]):
                 self._slots.coordinator.join(child.card)
         elif kind == "ready":
             self._loaded = True
-            keys = frozenset(map(str, message.get("keys", ())))
-            child.card = replace(
-                child.card, version=message["version"], protocol=message["protocol"], keys=keys
-            )
+            child.card = replace(child.card, version=message["version"], protocol=message["protocol"])
             log.info("worker_ready", worker=child.worker_id, pid=child.pid)
         elif kind == "met":
             self._slots.meet(map(str, message["workers"]))
