@@ -180,10 +180,11 @@ def test_what_is_left_after_the_answers_is_not_left_to_the_next() -> None:
 
 
 @pytest.mark.parametrize("last", [end(), error(1146, "no such table")])
-def test_answers_with_rows_have_all_come_with_their_last_packet(last: bytes) -> None:
+@pytest.mark.parametrize("first", [(), (ok(300, MORE),)])
+def test_answers_have_all_come_with_their_last_packet(first: tuple[bytes, ...], last: bytes) -> None:
     row = value(b"") + value(b"x" * 251) + NULL + NULL
-    wire = packets(*TABLE, row, end(MORE), *TABLE, row, last)
-    at, left = 0, 4
+    wire = packets(*first, *TABLE, row, end(MORE), *first, *TABLE, row, last)
+    at, left = 0, 4 + 4 * len(first)
     for size in range(len(wire)):
         at, left = ends_left(wire[:size], at, left)
         assert left, size

@@ -111,7 +111,7 @@ class _Connection(SqliteConnection):
         return results
 
     def ask(self, statements: Sequence[Statement]) -> None:
-        """Run read-only statements, unless the test has the database away."""
+        """Run statements, unless the test has the database away."""
         self._database.check()
         super().ask(statements)
 

@@ -169,6 +169,16 @@ def test_what_was_answered_before_is_asked_once_of_a_server_that_hangs(
         proxy.flow()
 
 
+def test_a_claim_waits_for_its_answer_alone(mysql_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for as long as an answer may take, nor for that to another question."""
+    for server, health in mysql_store._shards.health.items():
+        server.now_ms()  # so that a connection is open
+        monkeypatch.setattr(health, "examine", None)
+    key = secrets.token_hex()
+    for body, bound in ((b"a", 0), (b"a", 0), (b"b", 1)):
+        assert len(mysql_store.requests.claim_each([(Request.of("", key, body), None)])) == bound
+
+
 def test_a_change_whose_answer_is_lost_is_made(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:
     """With a request, and without: that looks for its change on the row."""
     for request in (None, Request.of("", secrets.token_hex(), b"")):

@@ -334,7 +334,7 @@ class MySqlConnection:
         return self.answers()
 
     def ask(self, statements: Sequence[Statement]) -> None:
-        """Send statements that return rows. ``answers`` returns them."""
+        """Send statements. ``answers`` returns their results."""
         self._send(_with_parameters(statements))
         self._at, self._ends = 0, 2 * len(statements)
 

@@ -99,7 +99,7 @@ def _read_answers(
 
 def ends_left(data: bytes, at: int, ends: int) -> tuple[int, int]:
     """Return up to where packets are whole, from ``at`` on, and how many of ``ends`` are yet to come: 0 after
-    an error. An answer with rows has two, of its columns and of its rows."""
+    an error. An answer with rows has two, of its columns and of its rows. One without is OK, for both."""
     while ends and (start := at + 4) < len(data):
         end = start + (_header(data, at)[0] & WHOLE)
         if end > len(data):
@@ -108,6 +108,8 @@ def ends_left(data: bytes, at: int, ends: int) -> tuple[int, int]:
             ends = 0
         elif data[start] == _EOF and end - start < _EOF_BELOW:
             ends -= 1
+        elif data[start] == _OK and ends % 2 == 0:  # else a row that begins with an empty text
+            ends -= 2
         at = end
     return at, ends
 

@@ -153,7 +153,7 @@ class DatabaseServer(ABC):
         return True
 
     def begin(self, statements: Sequence[Statement]) -> PooledConnection | None:
-        """Send read-only statements without waiting for the answers, which ``results`` reads.
+        """Send statements, in no transaction, without waiting for the answers, which ``results`` reads.
 
         Returns None without a connection that was used lately: to open one, or to ask an old one whether it
         still is, takes as long as the server likes. Raises what ``run`` raises.
