@@ -281,8 +281,6 @@ IN_THE_FIRST_DATABASE: Tables = {
         change_id {u64} NOT NULL,
         gmt_create {ms} NOT NULL,
         gmt_modified {ms} NOT NULL,
-        answered {ms},
-        answer VARCHAR(255) DEFAULT '' NOT NULL,
         PRIMARY KEY (name)
         """,
         None,

@@ -134,8 +134,7 @@ class Target:
     dead at once; 400, 404 and 422 may be. ``topics`` are patterns of the topics that may use it.
     ``paused_by`` and ``paused_why`` say who paused it and why. Until ``previous_until`` the former
     secret signs too. ``change_id`` is a random number, a new one after every change. ``sealed``
-    holds the secrets and the values of the headers, encrypted. ``answer`` is what it said last, or
-    why it said nothing, at ``answered``.
+    holds the secrets and the values of the headers, encrypted.
     """
 
     name: str
@@ -154,8 +153,6 @@ class Target:
     modified: int = 0
     change_id: int = 0
     sealed: str = field(default="", repr=False)
-    answer: str = ""
-    answered: int | None = None
 
     def __post_init__(self) -> None:
         check_target_name(self.name)

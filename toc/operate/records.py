@@ -228,8 +228,6 @@ def target_record(target: Target, *, whole_url: bool = True) -> Record:
         "headers": list(target.header_names),
         **_as_they_are(target, "paused_by", "paused_why"),
         "previous_until": _at(target.previous_until),
-        "answer": target.answer or None,
-        "answered": _at(target.answered),
         "created": instant(target.created),
         "modified": instant(target.modified),
     }

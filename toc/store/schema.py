@@ -243,13 +243,13 @@ def first_tables(metadata: MetaData) -> dict[str, Table]:
         ),
         # Webhook targets. ``settings`` is JSON: timeout, concurrency, rate, dead_on, header_names. ``sealed``
         # holds secrets and headers as an encrypted JSON object. ``change_id`` is a random number of the last
-        # change. ``answer`` is what it said last, at ``answered``.
+        # change.
         _table(
             metadata, "timeout_target", _key("name", String(128)),
             *_columns(
                 url=Text, settings=Text, paused=_TINY, paused_by=String(128), paused_why=String(255),
                 previous_until=_Maybe(_INSTANT), sealed=Text, change_id=_U64, gmt_create=_INSTANT,
-                gmt_modified=_INSTANT, answered=_Maybe(_INSTANT), answer=_Maybe(String(255), "''"),
+                gmt_modified=_INSTANT,
             ),
         ),
         # Operators' actions: a row of intent, one of the result, both with the same ``action_id``.

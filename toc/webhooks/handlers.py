@@ -7,7 +7,6 @@ import resource
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from http import HTTPStatus
 from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
@@ -66,8 +65,6 @@ MAX_LABELS = 300
 """Targets with a name of their own in the metrics of one process."""
 OTHERS = "(others)"
 PAUSED_BY = "webhook"
-KEEP_SECONDS = 5.0
-"""How often the last answers of targets are written."""
 
 
 class Bound(NamedTuple):
@@ -131,7 +128,7 @@ class Webhooks:
     """Sends the tasks of webhook topics. One for each worker process.
 
     ``holder`` names the process in Redis, ``members`` is how many processes send webhooks, as far as known at
-    the start. ``run_once`` reads the targets, ``keep_answers`` writes to them: each on a thread of its own.
+    the start. ``run_once`` reads the targets, on a thread of its own.
     """
 
     def __init__(
@@ -162,8 +159,6 @@ class Webhooks:
         """Those of targets, by name, until the limiter forgets them."""
         self._open: set[str] = set()
         """Labels of the targets whose breaker the gauge last showed as open."""
-        self._answers: dict[str, tuple[int, str]] = {}
-        """When targets answered last (ms), and what, as far as that is not kept yet."""
         self._locked: set[int] = set()
         """change_ids of targets whose secrets no key here opens, each of which is logged once."""
         self._pausing: set[int] = set()
@@ -172,14 +167,6 @@ class Webhooks:
     def run_once(self) -> float:
         """Read the targets. Returns the seconds until the next call."""
         return self._book.run_once()
-
-    def keep_answers(self) -> float:
-        """Write the last answers of targets, which may take long. Returns the seconds until the next call."""
-        with suppress(TocError):  # a later answer is kept instead; the others wait, while the server may hang
-            for name in list(self._answers):
-                at, answer = self._answers.pop(name)
-                self._targets.note(name, at, answer)
-        return KEEP_SECONDS
 
     def handler(self, topic: str) -> Handler:
         """Return the handler of a topic whose delivery is webhook."""
@@ -323,9 +310,6 @@ class Webhooks:
             self._in_flight[bound.label] -= 1
             if not self._in_flight[bound.label]:
                 del self._in_flight[bound.label]
-        if to is not None:
-            told = f"{answer.status} in {answer.ms} ms" if answer.status is not None else answer.text
-            self._answers[to.name] = self._clock.now_ms(), told
         label = self._waits.label(bound.label)
         status = "none" if answer.status is None else f"{answer.status // 100}xx"
         metrics.WEBHOOK_REQUESTS.of(label, status).add()

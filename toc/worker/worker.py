@@ -150,7 +150,7 @@ class Worker:
             episode_writer(tools.store.episodes, tools.late),
         ]
         if webhooks is not None:
-            self.loops += [Loop("targets", webhooks.run_once), Loop("answers", webhooks.keep_answers)]
+            self.loops.append(Loop("targets", webhooks.run_once))
         self.beat = Beat(self)
         self._beating = Loop("beat", self.beat.run_once)
         self._bell = Bell()

@@ -34,8 +34,7 @@ TARGETS = columns(
     "name: Target, url: URL, paused, concurrency, rate, timeout", name="/console/targets/{name}"
 )
 TARGET = columns(
-    "url: URL, answer: Last answer, answered: When, paused, concurrency, rate, timeout, topics, headers, "
-    "dead_on, paused_by, "
+    "url: URL, paused, concurrency, rate, timeout, topics, headers, dead_on, paused_by, "
     "paused_why: Paused because, previous_until: Also signs with its former secret until, created, "
     "modified: Changed"
 )

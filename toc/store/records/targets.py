@@ -169,10 +169,6 @@ class TargetTable(NamedTable[Target]):
             self.change(name, values)
         return True
 
-    def note(self, name: str, at: int, answer: str) -> None:
-        """Keep what a target has answered last, and when (ms). No process reads the target anew for it."""
-        self._change(self._name == name, answered=at, answer=answer[:MAX_WHY])
-
     def delete(self, name: str) -> None:
         """Remove a target. Its tasks wait until there is one of that name again. Raises UnknownTarget."""
         self._delete(name)
@@ -217,7 +213,6 @@ class TargetTable(NamedTable[Target]):
         values = {name: settings[name] for name in _SETTINGS} | {name: row[name] for name in _SAME}
         values |= {"dead_on": frozenset(settings["dead_on"]), "paused": bool(row["paused"])}
         values |= {name: tuple(settings[name]) for name in ("topics", "header_names")}
-        values |= {name: row[name] for name in ("answer", "answered")}
         return Target(**values, created=row["gmt_create"], modified=row["gmt_modified"])
 
 
