@@ -31,7 +31,7 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure, Nack
 from toc.store.migrate import Migrator
 from toc.store.servers import health, mysql
-from toc.store.servers.health import MAX_LOCKED
+from toc.store.servers.health import MAX_LOCKED, UNKNOWN_SECONDS
 from toc.store.servers.server import ALIVE, Lost, Refused, Statement, Transient
 from toc.store.servers.shards import OF_TABLES, Answers, Trouble
 from toc.store.store import Store
@@ -227,6 +227,13 @@ def test_a_poller_does_not_wait_for_a_server_that_only_lets_itself_be_connected_
     assert reading.health.away is not None
     proxy.flow()
     assert until(reading.reads, 10)
+
+
+def test_one_of_several_servers_is_waited_for_briefly_from_its_first_answer_on(mysql_store: Store) -> None:
+    known = mysql_store._shards.health.values()
+    assert {one.patience for one in known} == {UNKNOWN_SECONDS}
+    mysql_store.read_each([table << 12 for table in mysql_store.tables]).whole()
+    assert all(one._average is not None for one in known)
 
 
 def test_a_server_that_is_slow_to_log_in_to_is_read_again(

@@ -34,7 +34,9 @@ PATIENCE_SECONDS = 0.05
 PATIENCE_TIMES = 4
 """An answer may take this multiple of the usual time, if that is longer, before the server counts as away."""
 MAX_PATIENCE_SECONDS = 2.0
-"""Upper bound of that time, and its value while the usual time is unknown."""
+"""Upper bound of that time, and its value while the usual time of the only server is unknown."""
+UNKNOWN_SECONDS = 0.5
+"""Its value while that of one of several is unknown: tasks of the others may wait meanwhile."""
 ALONE_SECONDS = 0.5
 """Least seconds to wait for an answer before the only server counts as away. This can be longer
 than PATIENCE_SECONDS, because no task of another server waits. A machine that halts for a moment
@@ -84,11 +86,17 @@ class Health:
         average = self._average
         self._average = seconds if average is None else average + (seconds - average) / 4
 
+    def learn(self, seconds: float) -> None:
+        """Record how many seconds an answer took, whatever was asked, if none is known: it may make patience
+        shorter."""
+        if self._average is None:
+            self.answered(min(seconds, UNKNOWN_SECONDS / PATIENCE_TIMES))
+
     @property
     def patience(self) -> float:
         """Seconds an answer may take before the server counts as away."""
         if self._average is None:
-            return MAX_PATIENCE_SECONDS
+            return MAX_PATIENCE_SECONDS if self._alone else UNKNOWN_SECONDS
         return min(max(PATIENCE_SECONDS, PATIENCE_TIMES * self._average), MAX_PATIENCE_SECONDS)
 
     @property

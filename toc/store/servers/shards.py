@@ -214,8 +214,10 @@ class Shards:
             rest = self._unlocked(server, rest, parts)
         if not rest:
             return parts
+        began = time.monotonic()
         try:
             parts.results.append(do(server, rest))
+            health.learn(time.monotonic() - began)
         except OF_TABLES as exc:
             health.set_aside(rest)
             free, failed = health.sort_out(rest)
