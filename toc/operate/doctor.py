@@ -168,7 +168,6 @@ def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
             moving = _moving(seen.slots(), lambda: onlooker(center).slots(), topics)
             silent = {host: age for host, age in seen.silent().items() if age < GONE_SECONDS}
         else:
-            yield from _secrecy(place)
             with open_operator(center.settings) as operator:
                 workers, rows = operator.workers(), operator.slots()
                 yield Line(Level.OK, "zookeeper", place.hosts, "it serves", "")
@@ -267,17 +266,6 @@ def _workers(workers: list[WorkerRow], moving: Mapping[Slot, str], topics: list[
     if workers and not moving:
         what = "each slot that a worker can have is held by the one it is assigned to"
         yield Line(Level.OK, "slots", "-", what, "")
-
-
-def _secrecy(place: Address) -> Iterator[Line]:
-    if place.credential is None:
-        what = "no user is set, so anyone who can reach ZooKeeper can change who owns which slot"
-        do = "set TOC_ZOOKEEPER=user:password@host:port: then only that user can change the nodes"
-        yield Line(Level.NOTE, "zookeeper", place.hosts, what, do)
-    elif not place.tls:
-        what = "the password in TOC_ZOOKEEPER is sent unencrypted"
-        do = "set secureClientPort in zoo.cfg, and append ?tls=true&ca=... to TOC_ZOOKEEPER"
-        yield Line(Level.NOTE, "zookeeper", place.hosts, what, do)
 
 
 def _moving(
