@@ -15,11 +15,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Generic, Self, TypeVar
-from urllib.parse import quote
 
 from benchmarks.private import PrivateServer, Started
 from benchmarks.resp import Refused, call
-from toc.dev.local import MissingServer, StartFailed, find_redis, quoted, socket_path, tail, until
+from toc.dev.local import MissingServer, StartFailed, find_redis, quoted, tail, until
 
 Node = TypeVar("Node", bound=PrivateServer)
 
@@ -53,8 +52,8 @@ class Nodes(Started, Generic[Node]):
 class RedisServer(PrivateServer):
     """A Redis or Valkey server, version 7 or newer.
 
-    With ``unixsocket`` it listens on no port. ``aof``: append-only file, synced each second; without it no
-    data is kept. ``config`` lines come last, so they override those written here.
+    ``aof``: append-only file, synced each second; without it no data is kept. ``config`` lines come last, so
+    they override those written here.
     """
 
     name = "redis"
@@ -66,7 +65,6 @@ class RedisServer(PrivateServer):
         *,
         binary: Path | None = None,
         port: int = 0,
-        unixsocket: bool = False,
         aof: bool = True,
         password: str | None = None,
         config: Sequence[str] = (),
@@ -75,20 +73,17 @@ class RedisServer(PrivateServer):
         self.binary = binary
         self.password = password
         self.config = list(config)
-        self.socket = socket_path(self.directory) if unixsocket else None
         self._aof = aof
 
     @property
-    def address(self) -> str | tuple[str, int]:
-        """The path of its Unix socket, or (host, port)."""
-        return str(self.socket) if self.socket else ("127.0.0.1", self.port)
+    def address(self) -> tuple[str, int]:
+        """Its host and port."""
+        return "127.0.0.1", self.port
 
     @property
     def url(self) -> str:
         """The URL for TOC_REDIS_URL, password included."""
         secret = f":{self.password}@" if self.password else ""
-        if self.socket:
-            return f"unix://{secret}{quote(os.fsencode(self.socket))}"
         return f"redis://{secret}127.0.0.1:{self.port}/0"
 
     def call(self, *words: str | int) -> object:
@@ -101,7 +96,7 @@ class RedisServer(PrivateServer):
     def _prepare(self) -> list[str | Path]:
         lines = [
             "bind 127.0.0.1",
-            f"port {0 if self.socket else self.port}",
+            f"port {self.port}",
             f"dir {quoted(self.directory)}",
             "daemonize no",
             "databases 16",
@@ -110,8 +105,6 @@ class RedisServer(PrivateServer):
             f"appendonly {'yes' if self._aof else 'no'}",
             "appendfsync everysec",
         ]
-        if self.socket:
-            lines += [f"unixsocket {quoted(self.socket)}", "unixsocketperm 700"]
         if self.password:
             lines += [f"requirepass {quoted(self.password)}", f"masterauth {quoted(self.password)}"]
         conf = self._write("redis.conf", [*lines, *self.config])

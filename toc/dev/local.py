@@ -5,7 +5,6 @@ for one machine only: if its disk is lost, so are the tasks; and SQLite writes o
 """
 
 import fcntl
-import hashlib
 import importlib.util
 import json
 import os
@@ -19,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -31,7 +30,6 @@ START_SECONDS = 60.0
 STOP_SECONDS = 20.0
 READY = "eady to accept connections"
 """What a Redis logs when it is ready."""
-_UNIX_PATH_MAX = 100  # the kernel's limit is 107 bytes, and the server adds a suffix for a temporary name
 
 # Run by the child before it becomes the server. The kernel then kills the server when the thread that started
 # it ends. A start function would be simpler, but is not safe in a process with threads; this setting survives
@@ -110,9 +108,9 @@ def tail(log: Path, start: int = 0, size: int = 2000) -> str:
 class EmbeddedStack:
     """The servers of one directory, which keeps their data; Redis syncs it each second.
 
-    ``redis``: whether there is one, or the database alone. ``settings`` holds the values for Settings:
-    database_urls, databases and redis_url. Within a ``with`` they run. However the thread ends that entered
-    it, the kernel kills the Redis.
+    ``redis``: whether there is one, or the database alone. Within a ``with`` they run, and ``settings`` holds
+    the values for Settings: database_urls, databases and redis_url. However the thread ends that entered it,
+    the kernel kills the Redis.
     """
 
     def __init__(self, directory: Path, *, redis: bool) -> None:
@@ -121,30 +119,27 @@ class EmbeddedStack:
             "database_urls": [f"sqlite:///{quote(os.fsencode(self.directory / 'toc.sqlite3'))}"],
             "databases": 1,
         }
-        self._socket = socket_path(self.directory / "redis") if redis else None
-        if self._socket is not None:
-            self.settings["redis_url"] = f"unix://{quote(os.fsencode(self._socket))}"
-        self._redis: subprocess.Popen[bytes] | None = None
+        self._with_redis = redis
+        self._running = ExitStack()
 
     def __enter__(self) -> Self:
         """Start them. Raises ConfigError when another process uses the directory; MissingServer,
         StartFailed."""
-        self._lock = lock(self.directory)
-        try:
-            if self._socket is not None:
-                self._start_redis(self.directory / "redis", self._socket)
-        except BaseException:
-            self.__exit__()
-            raise
+        with ExitStack() as running:
+            running.callback(os.close, lock(self.directory))
+            if self._with_redis:
+                self._start_redis(self.directory / "redis", running)
+            self._running = running.pop_all()
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        if self._redis is not None:
-            stop(self._redis, STOP_SECONDS)
-        os.close(self._lock)
+        self._running.close()
 
-    def _start_redis(self, directory: Path, socket: Path) -> None:
+    def _start_redis(self, directory: Path, running: ExitStack) -> None:
         directory.mkdir(exist_ok=True, mode=0o700)
+        # Its path may have some 100 bytes; that of the directory may be longer.
+        socket = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="toc-")), "redis.sock")
+        self.settings["redis_url"] = f"unix://{quote(os.fsencode(socket))}"
         log, conf = directory / "redis.log", directory / "redis.conf"
         log.touch(mode=0o600)
         conf.write_text(
@@ -152,7 +147,8 @@ class EmbeddedStack:
             'maxmemory-policy noeviction\nsave ""\nappendonly yes\nappendfsync everysec\n'
         )
         start = log.stat().st_size
-        process = self._redis = spawn([find_redis(), conf], log)
+        process = spawn([find_redis(), conf], log)
+        running.callback(stop, process, STOP_SECONDS)
 
         def ready() -> bool:
             return READY in tail(log, start, size=1 << 20)
@@ -240,23 +236,6 @@ def bundled_valkey() -> Path | None:
     machine = f"{platform.system()}-{platform.machine()}".lower()
     program = Path(package.origin).parent / "_binaries" / machine / "valkey-server"
     return program if os.access(program, os.X_OK) else None
-
-
-def socket_path(directory: Path) -> Path:
-    """Return where a server's Unix socket goes: its directory, or a short path if that is too long.
-
-    Raises UnfitServer if the short path belongs to another user.
-    """
-    path = directory / "redis.sock"
-    if len(os.fsencode(path)) <= _UNIX_PATH_MAX:
-        return path
-    digest = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
-    short = Path(tempfile.gettempdir(), f"toc-{os.geteuid()}-{digest}")
-    short.mkdir(mode=0o700, exist_ok=True)
-    owner = short.lstat()
-    if owner.st_uid != os.geteuid() or owner.st_mode & 0o77:
-        raise UnfitServer(f"{short} belongs to another user; use a directory with a shorter path")
-    return short / "redis.sock"
 
 
 def quoted(value: str | Path) -> str:
