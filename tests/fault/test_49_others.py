@@ -157,7 +157,7 @@ def test_what_answers_too_late_and_names_and_certificates_that_are_away(case: Ca
     assert [got.message_id for got in late.got] == [f"{jobs['late']}_0"] * 2
     assert rows["late"].last_error == "no complete answer within 3 s"
     assert (rows["expired"].status, rows["nowhere"].status) == (TaskStatus.DEAD, TaskStatus.DEAD)
-    assert rows["expired"].last_error == "TLS: certificate has expired"
+    assert "certificate has expired" in str(rows["expired"].last_error)
     assert not secure.got
     name_error = str(rows["nowhere"].last_error)
     assert "name cannot be looked up" in name_error or "within" in name_error

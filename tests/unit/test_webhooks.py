@@ -331,7 +331,13 @@ def served(serve: Callable[[socket.socket], None]) -> Iterator[int]:
 
 
 def sent(
-    port: int, times: int = 1, seconds: float = 60.0, then: Callable[[], object] = lambda: None
+    port: int,
+    times: int = 1,
+    seconds: float = 60.0,
+    then: Callable[[], object] = lambda: None,
+    *,
+    path: str = "/",
+    body: bytes = b"{}",
 ) -> list[Response]:
     """So many requests by one sender, which does something more before it is closed."""
 
@@ -339,13 +345,25 @@ def sent(
         url = f"http://127.0.0.1:{port}"
         sender = Sender(Allow([url, "127.0.0.1"]))
         try:
-            answers = [await sender.send(f"{url}/", {"A": "b"}, b"{}", seconds) for _ in range(times)]
+            answers = [await sender.send(f"{url}{path}", {"A": "b"}, body, seconds) for _ in range(times)]
             await asyncio.to_thread(then)
             return answers
         finally:
             await sender.close()
 
     return asyncio.run(each())
+
+
+def test_what_is_told_of_connections_that_end_within_the_body_does_not_hold_the_url() -> None:
+    def serve(listener: socket.socket) -> None:
+        for _ in range(40):
+            client, _ = listener.accept()
+            with client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+    with served(serve) as port:
+        answers = sent(port, 40, path="/?secret", body=bytes(70_000))
+    assert not [answer.text for answer in answers if "secret" in answer.text]
 
 
 @pytest.mark.parametrize(("kept", "statuses"), [(True, [200, 200]), (False, [None, None])])

@@ -13,7 +13,6 @@ import io
 import re
 import secrets
 import socket
-import ssl
 import time
 from collections.abc import Mapping
 from functools import lru_cache
@@ -162,26 +161,16 @@ def _ms(began: float) -> int:
 
 def reason(error: Exception, seconds: float) -> str:
     """Return why there was no answer, without the URL: it may hold a secret."""
-    cause = getattr(error, "os_error", None) or error
+    cause = error.__cause__ or error
     if isinstance(error, TimeoutError):
         return f"no complete answer within {seconds:g} s"
     if isinstance(cause, AddressRefused | InvalidTarget):
         return str(cause)
-    if isinstance(error, aiohttp.ClientConnectorCertificateError):
-        cause = error.certificate_error
-    if isinstance(cause, ssl.SSLError):
-        return f"TLS: {getattr(cause, 'verify_message', cause.reason) or type(cause).__name__}"
     if isinstance(cause, socket.gaierror) or isinstance(error, aiohttp.ClientConnectorDNSError):
         return f"its name cannot be looked up: {cause.strerror if isinstance(cause, OSError) else cause}"
-    if isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
-        return "the connection was closed before a complete answer"
-    if isinstance(error, aiohttp.ClientResponseError):
-        return f"its answer is not HTTP: {error.message}"
-    if isinstance(cause, OSError):
-        return f"no connection: {cause.strerror or type(cause).__name__}"
-    if isinstance(error, aiohttp.InvalidURL) or type(error) is ValueError:
-        return "its URL cannot be used: the host is malformed"
-    return type(error).__name__
+    if isinstance(cause, OSError) and cause.strerror:
+        return f"no connection: {cause.strerror}"
+    return type(cause).__name__
 
 
 class TestAnswer(NamedTuple):
