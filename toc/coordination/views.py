@@ -42,9 +42,7 @@ class WorkerRow:
     """An operator's view of one worker. ``leader``: its daemon leads.
 
     ``assigned`` and ``owned`` count slots, ``tables_assigned`` and ``tables`` the tables that it sweeps.
-    ``weight`` is the weight in force; ``weighed_by`` is the operator who set it, None if it is the weight
-    with which its daemon was started. ``drained_by`` and ``drained_at`` (ms): who
-    drained its host, and when.
+    ``weight`` is the weight in force.
     """
 
     member: Member
@@ -54,10 +52,7 @@ class WorkerRow:
     tables_assigned: int
     tables: int
     leader: bool = False
-    weighed_by: str | None = None
     drained: bool = False
-    drained_by: str | None = None
-    drained_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +77,20 @@ def worker_rows(
     assignment: Mapping[str, Collection[str | None]],
     claims: Mapping[Slot, SlotOwner],
     weights: Mapping[str, Intent] | None = None,
-    drains: Mapping[str, Intent] | None = None,
+    drains: Collection[str] = (),
     leading: Collection[str] = (),
 ) -> list[WorkerRow]:
-    """Return one row per worker. ``weights`` and ``drains`` are by host; ``leading``: whose daemon leads."""
+    """Return one row per worker. ``weights`` are by host, ``drains`` the drained hosts; ``leading``: whose
+    daemon leads."""
     assigned = Counter((owner, topic == TABLES) for topic, owners in assignment.items() for owner in owners)
     held = Counter((claim.worker_id, slot.topic == TABLES) for slot, claim in claims.items())
     rows = []
     for member in members:
-        weight, drain = (weights or {}).get(member.host), (drains or {}).get(member.host)
+        weight = (weights or {}).get(member.host)
         name = member.worker_id
         slots = assigned[name, False], held[name, False], assigned[name, True], held[name, True]
-        in_force, weighed_by = (weight.to, weight.by) if weight else (member.weight, None)
-        drained = (True, drain.by, drain.at) if drain else (False, None, None)
-        rows.append(WorkerRow(member, in_force, *slots, name in leading, weighed_by, *drained))
+        in_force = weight.to if weight else member.weight
+        rows.append(WorkerRow(member, in_force, *slots, name in leading, member.host in drains))
     return rows
 
 

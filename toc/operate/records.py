@@ -289,8 +289,6 @@ def worker_record(row: WorkerRow) -> Record:
         "joined": instant(member.joined),
         "topics": None if member.topics is None else sorted(member.topics),
         "metrics": member.metrics,
-        **_as_they_are(row, "weighed_by", "drained_by"),
-        "drained_at": _at(row.drained_at),
     }
 
 
