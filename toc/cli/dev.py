@@ -201,9 +201,6 @@ def _gateway(settings: Settings) -> SideProcesses | None:
 
 def _sync_topics(app: str) -> None:
     from toc.cli.setup import synced
-    from toc.model.task import TaskStatus
-    from toc.model.topic import Delivery
-    from toc.store.tasks.select import Selection
     from toc.worker.app import check_topics, load_app
 
     for step in synced(app):
@@ -213,8 +210,3 @@ def _sync_topics(app: str) -> None:
             say(f"{step.action.removesuffix('e')}ed topic {step.topic}: {step.changes_text()}")
     with load_app(app) as center:
         check_topics(center)
-        for topic in center.store.topics.list():
-            if topic.delivery is Delivery.HANDLER and topic.name not in center.handlers:
-                waiting = Selection(TaskStatus.PENDING, biz_types=[topic.biz_type])
-                if count := center.store.selections.count(waiting):
-                    say(f"topic {topic.name}: {count} tasks are pending, and the app has no handler for it")
