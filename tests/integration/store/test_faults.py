@@ -252,6 +252,14 @@ def test_a_server_that_is_slow_to_log_in_to_is_read_again(
     assert until(reading.reads, 10)
 
 
+def test_a_server_that_answers_is_back_although_all_connections_are_lent(reading: Reading) -> None:
+    server = reading.store._shards.servers[0]
+    lent = [server._pool.take() for _ in range(8)]
+    reading.health.note(StoreUnavailable("as the test wants"))
+    assert until(lambda: reading.health.away is None, 10)
+    del lent
+
+
 def test_a_finish_whose_answer_was_lost_is_done(through_proxy: Store, proxy: Proxy, new_row: NewRow) -> None:
     rows = [new_row() for _ in range(20)]
     insert_many(through_proxy, rows)
@@ -501,20 +509,31 @@ def test_a_row_that_is_asked_alone_fails_for_a_reason_of_its_own(
     assert failed[job_id] is error
 
 
+@pytest.mark.parametrize("error", [StoreUnavailable("it hangs"), Lost("it takes too long")])
 def test_a_server_that_goes_away_while_its_tables_are_asked_one_by_one_is_asked_once(
-    mysql_store: Store,
+    mysql_store: Store, error: StoreUnavailable
 ) -> None:
+    """Nor does each table take all the time that an answer may take."""
     shards, asked = mysql_store._shards, list[list[int]]()
     tables = next(iter(mysql_store.tables_of_server()))
     by_table = {table: [table] for table in tables}
 
     def send(_server: object, ids: Ids) -> None:
         asked.append([*ids])
-        raise Refused("one of many") if len(ids) > 1 else StoreUnavailable("it hangs")
+        raise Refused("one of many") if len(ids) > 1 else error
 
     failed = shards.each({shards.servers[0]: by_table}, send).failed
     assert asked == [[*tables], [tables[0]]]
-    assert {str(failed[table]) for table in tables} == {"it hangs"}
+    assert {failed[table] for table in tables} == {error}
+
+
+def test_what_times_out_on_a_server_that_is_away_does_not_ask_it_again(
+    mysql_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    health = next(iter(mysql_store._shards.health.values()))
+    monkeypatch.setattr(health, "examine", None)
+    monkeypatch.setattr(health, "away", StoreUnavailable("it hangs"))
+    health.note(Lost("it hangs"))
 
 
 def test_nothing_is_marked_while_no_thread_can_be_had_that_takes_marks_away(

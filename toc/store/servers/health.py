@@ -118,7 +118,8 @@ class Health:
         One whose answer was lost is asked: what it was doing may only have been long.
         """
         if isinstance(error, db.Lost):
-            self.examine(lambda _seconds: False)
+            if self.away is None:
+                self.examine(lambda _seconds: False)
         elif isinstance(error, StoreUnavailable) and not isinstance(error, REACHED):
             self.mark_away(error)
 
@@ -240,9 +241,7 @@ class Health:
             alive = self._server.begin([ALIVE])
             if alive is None:
                 self._server.ask_apart(MAX_PATIENCE_SECONDS)
-                with suppress(db.PoolExhausted):
-                    # Its connection stays open: to open one may take longer than ``examine`` waits.
-                    self._server.run([ALIVE])
+                self._server.open_one()  # this may take longer than ``examine`` waits
             else:
                 self._server.results(alive)
                 self.answered(time.monotonic() - began)

@@ -70,10 +70,10 @@ class Pool:
         """Return an empty pool of the same kind."""
         return Pool(self._connect, self._size, self._wait_seconds)
 
-    def take(self) -> PooledConnection | None:
-        """Take a connection, to be given back or dropped; None if all are lent. Raises what ``connect``
-        raises."""
-        until = time.monotonic() + self._wait_seconds
+    def take(self, *, wait: bool = True) -> PooledConnection | None:
+        """Take a connection, to be given back or dropped; None if all are lent, also after a ``wait``. Raises
+        what ``connect`` raises."""
+        until = time.monotonic() + wait * self._wait_seconds
         while True:
             link = self.take_idle()
             if link is not None:

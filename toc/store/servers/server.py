@@ -152,6 +152,11 @@ class DatabaseServer(ABC):
         self._pool.give(link)
         return True
 
+    def open_one(self) -> None:
+        """Have a connection that ``begin`` can use, unless all are lent. Raises as ``run``."""
+        with contextlib.suppress(PoolExhausted):
+            self._pool.give(self._checkout(trust_fresh=True, wait=False))
+
     def begin(self, statements: Sequence[Statement]) -> PooledConnection | None:
         """Send statements, in no transaction, without waiting for the answers, which ``results`` reads.
 
@@ -261,10 +266,10 @@ class DatabaseServer(ABC):
         finally:
             del error, exc  # as in _raise
 
-    def _checkout(self, trust_fresh: bool) -> PooledConnection:
+    def _checkout(self, trust_fresh: bool, *, wait: bool = True) -> PooledConnection:
         while True:
             try:
-                link = self._pool.take()
+                link = self._pool.take(wait=wait)
             except Exception as exc:
                 self._fail(exc, sent=False)
             if link is None:

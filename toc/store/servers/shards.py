@@ -23,7 +23,7 @@ from toc.store.servers.health import LOCKED_SECONDS, Health
 from toc.store.servers.health import OF_TABLES as OF_TABLES
 from toc.store.servers.health import Trouble as Trouble
 from toc.store.servers.mysql import MySqlServer
-from toc.store.servers.server import DatabaseServer, Locked, Options, Refused, Statement
+from toc.store.servers.server import DatabaseServer, Locked, Lost, Options, Refused, Statement
 from toc.store.servers.threads import Threads
 
 T = TypeVar("T")
@@ -225,10 +225,11 @@ class Shards:
             if locks and isinstance(exc, Locked):
                 free = self._unlocked(server, free, parts)
             for table, part in free.items():
-                if (away := health.away) is None:
+                lost = (error for error in parts.failed.values() if isinstance(error, Lost))
+                if (stop := health.away or next(lost, None)) is None:
                     self._ask_table(server, table, part, do, parts)
-                else:  # since the last one was asked
-                    parts.fail(free, {table: away})
+                else:  # each other could also take all the time that an answer may take
+                    parts.fail(free, {table: stop})
         except StoreUnavailable as exc:
             health.note(exc)
             parts.fail(tables, dict.fromkeys(rest, exc))
