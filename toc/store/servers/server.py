@@ -163,9 +163,7 @@ class DatabaseServer(ABC):
         Returns None without a connection that was used lately: to open one, or to ask an old one whether it
         still is, takes as long as the server likes. Raises what ``run`` raises.
         """
-        while (
-            link := self._pool.take_idle(IDLE_SECONDS)
-        ) is not None:  # older ones may have to be waited for
+        while (link := self._pool.take_idle(IDLE_SECONDS)) is not None:  # older ones may keep it waiting
             if self._is_usable(link, trust_fresh=True):
                 try:
                     link.connection.ask(statements)
