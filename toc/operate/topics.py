@@ -229,7 +229,7 @@ class Use(NamedTuple):
 
 
 def use_of(center: TimeoutCenter, topic: Topic) -> Use:
-    """Count a topic's tasks. Reads all pending and dead rows.
+    """Count a topic's tasks. Reads its pending rows; of other topics the index alone.
 
     Raises StoreUnavailable, and IndexUnavailable if the entries of some slot cannot be counted.
     """

@@ -245,6 +245,19 @@ def test_all_ids_are_gathered_however_many_died_in_one_instant(
     assert len(fresh_store.selections.ids(Selection(TaskStatus.DEAD, biz_types=[8]))) == 27
 
 
+def test_ids_of_a_small_topic_are_gathered_without_the_rows_of_others(
+    mysql_store: Store, new_row: NewRow, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "PAGE_ROWS", 500)
+    insert_many(mysql_store, [new_row(biz_id=1, biz_type=70) for _ in range(1500)])
+    insert_many(mysql_store, [last := new_row(biz_id=1, biz_type=71)])
+    sent.clear()
+    wanted = Selection(TaskStatus.PENDING, biz_types=[71])
+    assert list(mysql_store.selections.ids(wanted)) == [last.job_id]
+    assert mysql_store.selections.count(replace(wanted, held=True)) == 0
+    assert len(sent) == 2 * 16, "each table is asked once, in a time of its own"
+
+
 def _pages(store: Store, wanted: Selection, limit: int, *, back: bool = False) -> list[list[int]]:
     """The ids on each page, to the last."""
     pages, place = [], None

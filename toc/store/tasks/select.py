@@ -108,11 +108,12 @@ class Selections:
         return found, bound is not None
 
     def _cursors(
-        self, wanted: Selection, start: Cursor, limit: int, *, back: bool = False,
+        self, wanted: Selection, start: Cursor, limit: int, *, back: bool = False, whole: bool = False,
         told: dict[int, list[Any]] | None = None,
     ) -> tuple[list[Cursor], Cursor | None]:  # fmt: skip
         """Return the cursors of at most ``limit`` rows, and where the page ends, None at the end of all.
 
+        ``whole``: all are wanted, so rows of other topics end no page, and each table has its own time.
         ``back``: from the latest to the earliest. Then the numbers of cursors, here and of ``_read_page``,
         are negative, so that either way the lesser cursor comes first. ``told`` is given the biz_type and
         last_error of each row, by job_id.
@@ -122,7 +123,7 @@ class Selections:
         each = max(MIN_EACH, min(limit + 1, 2 * limit // len(tables)))
         left, asked, cursors = PAGE_ROWS, reached, list[Cursor]()
         while True:
-            found = self._read_page(wanted, asked, each, back=back, told=told)
+            found = self._read_page(wanted, asked, each, back=back, whole=whole, told=told)
             for table, page in found.items():
                 cursors += [(moment, job_id) for moment, job_id, hit in page if hit]
                 if len(page) == each:
@@ -192,12 +193,12 @@ class Selections:
             return found
         after: Cursor | None = _first(wanted)
         while after is not None:
-            cursors, after = self._cursors(wanted, after, PAGE_ROWS)
+            cursors, after = self._cursors(wanted, after, PAGE_ROWS, whole=True)
             found.extend(job_id for _, job_id in cursors)
         return found
 
     def _read_page(
-        self, wanted: Selection, cursors: Mapping[int, Cursor], limit: int, *, back: bool = False,
+        self, wanted: Selection, cursors: Mapping[int, Cursor], limit: int, *, back: bool, whole: bool,
         told: dict[int, list[Any]] | None = None,
     ) -> dict[int, list[tuple[int, int, int]]]:  # fmt: skip
         """Return (next_time, job_id, whether it matches) of ``limit`` rows of each table after its cursor."""
@@ -211,6 +212,8 @@ class Selections:
             range_ = f"status={wanted.status:d} AND next_time>={server.instant(_first(wanted)[0])}"
             if wanted.before is not None:
                 range_ += f" AND next_time<{server.instant(wanted.before)}"
+            if whole and wanted.biz_types is not None:
+                range_ += f" AND biz_type IN ({sql.numbers(wanted.biz_types)})"
             selects = []
             for table in part:
                 after = ""
@@ -223,7 +226,9 @@ class Selections:
                     f"WHERE {range_}{after} ORDER BY {order} LIMIT {limit:d}"
                 )
             pages: dict[int, list[tuple[int, int, int]]] = {table: [] for table in part}
-            for table, moment, job_id, hit, *rest in sql.read(server, selects):
+            asks = list(map(Statement, selects)) if whole else sql.unions(server, selects)
+            rows = [row for result in server.run(asks) for row in result.rows]
+            for table, moment, job_id, hit, *rest in rows:
                 pages[table].append((sign * moment, sign * job_id, hit))
                 if told is not None:
                     told[job_id] = rest
