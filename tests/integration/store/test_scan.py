@@ -14,7 +14,7 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.verdict import Failure
 from toc.store.servers.server import Statement
 from toc.store.store import Store
-from toc.store.tasks import batch, select
+from toc.store.tasks import batch, scan, select
 from toc.store.tasks.batch import SlotTasks
 from toc.store.tasks.scan import DueRow, Position, of_types
 from toc.store.tasks.select import Selection
@@ -113,7 +113,7 @@ def test_the_server_reads_no_more_than_it_returns(
 
 
 def test_a_search_among_overdue_rows_reads_few_of_them(
-    mysql_store: Store, new_row: NewRow, sent: list[str], reads: Reads
+    mysql_store: Store, new_row: NewRow, sent: list[str], reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of a backlog is leased: what is asked of a row is asked of the first rows alone."""
     rows = [
@@ -126,9 +126,15 @@ def test_a_search_among_overdue_rows_reads_few_of_them(
         sent.clear()
         found = mysql_store.scans.overdue(T0, of_types(types), held, **few)
         assert (found.rows, found.more, found.failed) == ([], types == (7, 8), {})
-        (page,) = [statement for statement in sent if "ORDER BY" in statement]
-        assert reads(table, page) <= most
+        assert reads(table, sent[-1]) <= most
     assert mysql_store.scans.overdue(T0, of_types([9]), "crashes=0").rows == [due(last)]
+    assert mysql_store.scans.overdue(T0, of_types([]), "crashes=0").rows == []
+    monkeypatch.setattr(scan, "ENTRIES_READ", 50 * 16, raising=False)
+    sent.clear()
+    found = mysql_store.scans.overdue(T0, of_types([9]), "crashes=0")
+    assert (found.rows, found.more) == ([], True)
+    assert max(reads(table, statement) for statement in sent) < 80, "behind the backlog of others"
+    assert mysql_store.scans.overdue(T0, of_types([7]), "crashes=0").rows == [*map(due, rows[:50])]
 
 
 def test_what_slots_hold_is_counted_of_few_rows(

@@ -7,7 +7,7 @@ for those that workers have; of other topics than it is asked for it reads entri
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import attrgetter
 from typing import NamedTuple
@@ -24,6 +24,8 @@ FOREVER_MS = 253_370_764_800_000
 """The year 9999, beyond any deadline."""
 TABLES_READ, ROWS_READ = 32, 200
 """How many tables, and rows of each, a search for what is overdue reads, unless it is told."""
+ENTRIES_READ = 500_000
+"""How many entries of the index it looks at in all, of each table its share."""
 
 
 class Position(NamedTuple):
@@ -86,12 +88,14 @@ class Scans:
     def scan(
         self, quiet: Iterable[int], busy: Mapping[int, Position], from_ms: int, to_ms: int, limit: int, *,
         status: TaskStatus = TaskStatus.PENDING, where: str = "", judge: str = "",
+        ends: Mapping[int, Position] | None = None,
     ) -> Scanned:  # fmt: skip
         """Find rows of a status that are due in [from_ms, to_ms).
 
         For ``quiet`` tables it returns only whether there is one, for which the server reads one entry of the
         index; for ``busy`` ones up to ``limit`` rows after a Position. ``where`` is one more SQL condition,
         for which others are passed over (see ``of_types``). ``judge`` is one of which ``holds`` tells.
+        ``ends`` are the last places that are looked at, of tables that may have more.
         """
         asked: dict[int, Position | None] = {**dict.fromkeys(quiet), **busy}
 
@@ -107,12 +111,13 @@ class Scans:
             columns += [f"COALESCE(({judge}),0)"] if judge else []
             probes, selects = [], []
             for table, position in part.items():
+                rest = _until(server, (ends or {}).get(table)) + where
                 if position is None:
-                    probes.append(f"SELECT {table:d} FROM {names[table]} WHERE {is_due}{where} LIMIT 1")
+                    probes.append(f"SELECT {table:d} FROM {names[table]} WHERE {is_due}{rest} LIMIT 1")
                 else:
                     selects.append(
                         f"SELECT {server.joined([f'{table:d}', *columns])} FROM {names[table]} "
-                        f"WHERE {_after(server, status, position)} AND next_time<{end}{where}"
+                        f"WHERE {_after(server, status, position)} AND next_time<{end}{rest}"
                         f"{self._at_home(table)} ORDER BY next_time,job_id LIMIT {limit:d}"
                     )
             asks = sql.unions(server, probes)
@@ -143,12 +148,21 @@ class Scans:
         """Return rows due before ``before_ms`` that have not ended, and of which ``judge`` is true (both
         conditions as in ``scan``): whatever the index says, also of tasks that a worker has.
 
-        It reads the first rows of each table, in a bounded number of tables.
+        It reads the first rows in a bounded number of tables, and looks for them among the first entries of
+        the index of each: those of other tasks, too, are so many at most.
         """
-        due = self.scan(range(self._shards.tables), {}, 0, before_ms, 1, where=where)
+        entries = ENTRIES_READ // self._shards.tables
+
+        def send(server: DatabaseServer, part: Mapping[int, None]) -> dict[int, Position]:
+            is_due = f"status={PENDING:d} AND next_time<{server.instant(before_ms)}"
+            return _places(server, self._shards.names, dict.fromkeys(part, is_due), entries)
+
+        all_tables = dict.fromkeys(range(self._shards.tables))
+        ends = self._shards.each(self._shards.group_tables(all_tables), send).joined()
+        due = self.scan(all_tables, {}, 0, before_ms, 1, where=where, ends=ends)
         busy = dict.fromkeys(due.with_due_rows[:tables], Position(0))
-        found = self.scan((), busy, 0, before_ms, each, where=where, judge=judge)
-        more = len(due.with_due_rows) > tables or each in map(len, found.pages.values())
+        found = self.scan((), busy, 0, before_ms, each, where=where, judge=judge, ends=ends)
+        more = bool(ends) or len(due.with_due_rows) > tables or each in map(len, found.pages.values())
         rows = [row for page in found.pages.values() for row in page if row.holds]
         return OverdueRows(rows, more, due.failed | found.failed)
 
@@ -179,7 +193,7 @@ class Scans:
 
 def of_types(biz_types: Collection[int]) -> str:
     """A condition for ``scan``: rows of these biz_types. Of others it reads the index alone."""
-    return f" AND biz_type IN ({sql.numbers(biz_types or [-1])})"  # no task has -1
+    return f" AND biz_type IN ({sql.numbers(biz_types)})" if biz_types else " AND 1=0"
 
 
 def _column(server: DatabaseServer, name: str) -> str:
@@ -192,6 +206,28 @@ def _after(server: DatabaseServer, status: TaskStatus, start: Position) -> str:
     if not start.job_id:
         return f"status={status:d} AND next_time>={instant}"
     return f"status={status:d} AND (next_time>{instant} OR (next_time={instant} AND job_id>{start.job_id:d}))"
+
+
+def _until(server: DatabaseServer, end: Position | None) -> str:
+    """The condition for rows up to a Position, which is among them; for all without one."""
+    if end is None:
+        return ""
+    instant = server.instant(end.next_time)
+    return f" AND (next_time<{instant} OR (next_time={instant} AND job_id<={end.job_id:d}))"
+
+
+def _places(
+    server: DatabaseServer, names: Sequence[str], wheres: Mapping[int, str], number: int
+) -> dict[int, Position]:
+    """Return where the entry of this number is among those of a table that meet its condition, for the tables
+    that have so many."""
+    selects = [
+        f"SELECT {server.joined([f'{table:d}', server.milliseconds('next_time'), 'job_id'])} "
+        f"FROM {names[table]} WHERE {where} ORDER BY status,next_time,job_id LIMIT 1 OFFSET {number - 1:d}"
+        for table, where in wheres.items()
+    ]
+    found = sql.number_rows(server.run(sql.unions(server, selects), outwait=False), 3)
+    return {table: Position(*place) for table, *place in found}
 
 
 class Place(NamedTuple):
@@ -232,14 +268,7 @@ class DueCounts:
             names = self._shards.names
             ranges = {table: _range(server, part, place) for table, place in tables.items()}
             # Where the page ends, if there are more rows. A page with a LIMIT would be a table of its own.
-            last = [
-                f"SELECT {server.joined([f'{table:d}', server.milliseconds('next_time'), 'job_id'])} "
-                f"FROM {names[table]} WHERE {where} "
-                f"ORDER BY status,next_time,job_id LIMIT 1 OFFSET {limit - 1:d}"
-                for table, where in ranges.items()
-            ]
-            found = sql.number_rows(server.run(sql.unions(server, last), outwait=False), 3)
-            ends = {table: Position(*end) for table, *end in found}
+            ends = _places(server, names, ranges, limit)
             pages = {}
             for table, place in tables.items():
                 more, following = _cut(server, place.at, ends.get(table))
