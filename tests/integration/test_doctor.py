@@ -76,6 +76,7 @@ def test_tasks_whose_payload_does_not_fit_are_told_and_what_was_not_read_is_not_
             monkeypatch.setattr(center.store.scans, "overdue", lambda *_: OverdueRows([], True, {}))
             assert not having(lines := doctor.examine(center), Level.OK, "none is overdue")
             assert having(lines, Level.NOTE, "of those that were looked at none is overdue")
+            assert having(lines, Level.NOTE, "only the first of each table were looked at")
     assert line.of == "order.close"
     assert any(str(job_id) in line.do for job_id in job_ids[1:])
 
@@ -411,6 +412,8 @@ def test_a_topic_whose_slots_span_database_servers_is_told(mariadb: MariaDB, dat
             center.store.topics.create(Topic(f"of.{slots}", biz_type, slots))
         center.submit_many([NewTask("of.8", n, 30.0) for n in range(8)])
         center.submit_many([NewTask("of.4", n, 30.0, slot_basis="merchant-9") for n in range(8)])
+        other = next(str(n) for n in range(99) if crc32(b"%d" % n) % 4 == crc32(b"1") % 4 ^ 1)
+        center.submit("of.8", biz_id=1, delay=30.0, slot_basis=other)  # another database, the same server
         told = {line.of: line.do for line in having(doctor.examine(center), Level.NOTE, "database server")}
     assert told.keys() == {"of.2", "of.4"}
     assert told["of.2"].endswith("toc topic alter of.2 --slots 4")

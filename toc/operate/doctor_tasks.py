@@ -14,7 +14,7 @@ from toc.model.topic import Delivery, Topic
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.table import NamedTable
 from toc.store.store import Store
-from toc.store.tasks.scan import DueRow, of_types
+from toc.store.tasks.scan import OverdueRows, of_types
 from toc.store.tasks.schedules import StoredSchedule
 
 OVERDUE_MS = 10_000
@@ -167,7 +167,7 @@ def overdue_lines(
 
 def suspect_lines(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
     """Look for tasks that several workers did not survive: only a daemon runs them."""
-    rows = _put_off(center, topics, f"crashes>={center.settings.max_crashes:d}")
+    rows = _put_off(center, topics, f"crashes>={center.settings.max_crashes:d}").rows
     found = Counter(row.biz_type for row in rows)
     for topic in topics:
         if topic.delivery is Delivery.HANDLER and (tasks := found[topic.biz_type]):
@@ -177,22 +177,26 @@ def suspect_lines(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
 
 def due_soon_lines(center: TimeoutCenter, topics: list[Topic], spread: Spread) -> Iterator[Line]:
     """Look for tasks that were given back because their payload does not fit the handler, and on several
-    servers for those whose row is in another database than its slot expects."""
+    servers for those whose row is on another server than its slot expects."""
     what, do = "given back, as the payload does not fit; dead after an hour", "toc get {} names the field"
     looked = [(Level.WARN, f"INSTR(last_error,'{GIVEN_BACK}')>0", what, do)]
     if spread.servers > 1:
-        apart = f"(job_id>>12&{spread.databases - 1:d})<>(slot_crc&{spread.databases - 1:d})"
+        block = spread.databases - spread.databases // spread.servers  # the bits that tell the server
+        apart = f"(job_id>>12&{block:d})<>(slot_crc&{block:d})"
         what, do = "not on the database server of its slot", "for fewer connections, no slot_basis"
         looked.append((Level.NOTE, apart, what, do))
     for level, where, what, do in looked:
-        rows = _put_off(center, topics, where)
+        found = _put_off(center, topics, where)
         for topic in topics:
-            if ids := [row.job_id for row in rows if row.biz_type == topic.biz_type]:
+            if ids := [row.job_id for row in found.rows if row.biz_type == topic.biz_type]:
                 yield Line(level, "tasks", topic.name, f"{count(len(ids), 'task')} {what}", do.format(ids[0]))
+    if found.more:
+        what = "for tasks given back, or that ended workers, only the first of each table were looked at"
+        yield Line(Level.NOTE, "tasks", "-", what, "toc get JOB_ID tells of any")
 
 
-def _put_off(center: TimeoutCenter, topics: Iterable[Topic], judge: str) -> list[DueRow]:
+def _put_off(center: TimeoutCenter, topics: Iterable[Topic], judge: str) -> OverdueRows:
     """Return those of the first tasks of topics, due or put off, of which a condition is true. A backlog of
     paused topics would hide them."""
     where = of_types([topic.biz_type for topic in topics if not topic.paused])
-    return center.store.scans.overdue(center.clock.now_ms() + PUT_OFF_MS, where, judge).rows
+    return center.store.scans.overdue(center.clock.now_ms() + PUT_OFF_MS, where, judge)
