@@ -158,8 +158,8 @@ IN_THE_FIRST_DATABASE: Tables = {
         horizon_why VARCHAR(255) DEFAULT '' NOT NULL,
         horizon_since {u64} DEFAULT 0 NOT NULL,
         horizon_looked {u64} DEFAULT 0 NOT NULL,
-        led_by VARCHAR(255) DEFAULT '' NOT NULL,
-        led_until {ms},
+        marked_by VARCHAR(255) DEFAULT '' NOT NULL,
+        marked_until {ms},
         PRIMARY KEY (number)
         """,
         None,

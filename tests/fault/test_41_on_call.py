@@ -252,8 +252,8 @@ def test_up_and_down_the_ladder_nothing_is_lost_early_or_run_twice(
                 stack.enter_context(Load(client, rate=20, ahead=(0.1, 4.0), first=2_000_000))
             time.sleep(STAY_SECONDS)
             other, how = ({}, "with") if env is cluster else ({**env, **cluster}, "without")
-            while f"alive {how} ZooKeeper" not in run(other, "doctor").stdout:
-                time.sleep(0.1)  # it does not lead yet
+            alive = f"alive {how} ZooKeeper"
+            system.wait(lambda: alive in run(other, "doctor").stdout, "the rows tell of it", 30)  # noqa: B023 - called at once
             refused += refuses(other, f"gateways on {host} are alive {how} ZooKeeper")
             if number < len(steps) - 1:
                 for its in (env, other) if env is cluster else ({}, cluster):

@@ -200,9 +200,6 @@ class RowsCoordinator:
     def step(self) -> None:
         """Do nothing: the thread does it."""
 
-    leading = False
-    """Nobody leads: each daemon assigns for itself."""
-
     def unowned(self) -> frozenset[Slot]:
         """Return the slots that no worker may have; only the first of the daemons returns any."""
         with self._lock:

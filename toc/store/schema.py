@@ -207,15 +207,15 @@ def first_tables(metadata: MetaData) -> dict[str, Table]:
         # One row, number 1: the identity of the task table. ``lease_secret``, in hexadecimal digits, seals
         # the leases of consumers. ``indexed``: whether Redis holds an index of the tasks. ``horizon`` (s) is
         # how far ahead it reaches at most, 0 for no bound; ``horizon_why`` and ``horizon_since`` (ms) tell of
-        # it, ``horizon_looked`` (ms) when somebody last looked whether it still fits. ``led_by`` is the host
-        # that leads by ZooKeeper, until ``led_until`` if it does not say so again.
+        # it, ``horizon_looked`` (ms) when somebody last looked whether it still fits. ``marked_by`` is a
+        # host with a daemon that shares by ZooKeeper, until ``marked_until`` unless it is said again.
         _table(
             metadata, IDENTITY_TABLE, _key("number", _TINY),
             *_columns(
                 identity=String(32), lease_secret=String(64), indexed=_Maybe(_TINY, "1"), gmt_create=_INSTANT,
                 horizon=_Maybe(_U32, "0"), horizon_why=_Maybe(String(255), "''"),
                 horizon_since=_Maybe(_U64, "0"), horizon_looked=_Maybe(_U64, "0"),
-                led_by=_Maybe(String(255), "''"), led_until=_Maybe(_INSTANT),
+                marked_by=_Maybe(String(255), "''"), marked_until=_Maybe(_INSTANT),
             ),
         ),
         # Topic templates. ``policies`` is a JSON object.

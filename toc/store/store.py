@@ -99,7 +99,9 @@ class Store(Batches):
         """Return what is wrong, by host, with living members that share no work with those of this
         TOC_ZOOKEEPER."""
         if zookeeper is None:
-            return dict.fromkeys(self.identity.led_by(), "alive with ZooKeeper, and TOC_ZOOKEEPER is not set")
+            return dict.fromkeys(
+                self.identity.marked_by(), "alive with ZooKeeper, and TOC_ZOOKEEPER is not set"
+            )
         hosts = [row.host for row in self.members.list() if row.alive]
         return dict.fromkeys(hosts, "alive without ZooKeeper, and TOC_ZOOKEEPER is set")
 

@@ -4,9 +4,10 @@ how long they may take."""
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from harness import calls
@@ -15,7 +16,7 @@ from harness.patience import PATIENCE, until
 from harness.rows import insert_many
 from harness.system import System
 
-from toc import NewTask, TaskStatus, Topic
+from toc import NewTask, TaskStatus, TimeoutCenter, Topic
 from toc.index.messages import Peek, PrepareRequest
 from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable, StoreUnavailable
@@ -355,6 +356,34 @@ def test_the_next_look_at_the_topics_assigns_a_new_one_and_comes_soon(system: Sy
     system.center.store.topics.create(Topic("new", 77, 2, delivery=Delivery.WEBHOOK))
     assert topics.loop.turn() <= 0.05
     assert (len(told), topics.assigned()[0]["new"]) == (1, 2)
+
+
+def test_a_daemon_with_zookeeper_says_so_in_the_rows_unless_another_does(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever leads: that host may be gone, or not reach the first database."""
+    identity = system.center.store.identity
+    with ExitStack() as stack:
+        hosts = []
+        for host in ("a", "b", "c", "d"):
+            settings = system.settings.model_copy(update={"host": host, "zookeeper": "127.0.0.1:1"})
+            center = stack.enter_context(TimeoutCenter(settings))
+            hosts.append(WorkerSlots(center, settings, lambda: None)._topics)
+        first, second, third, fourth = hosts
+        for one, said in ((first, ["a"]), (second, ["a"])):
+            one.loop.turn()
+            assert identity.marked_by() == said
+        for one, said in ((second, ["a"]), (first, [])):
+            one.stop()
+            one.loop.turn()  # the last
+            assert identity.marked_by() == said
+        third.loop.turn()
+        assert identity.marked_by() == ["c"]
+        for host, seconds, said in (("c", 0, []), ("c", 9, ["c"]), ("d", 15, ["d"])):
+            identity.mark(host, seconds * 1000)
+            assert identity.marked_by() == said, "what holds for less than ten seconds is said again"
+        monkeypatch.setattr(center.store.identity, "mark", Mock(side_effect=StoreUnavailable("read-only")))
+        assert fourth.loop.turn() <= 0.05, "the topics can be read"
 
 
 def test_the_death_of_a_task_that_expired_while_its_topic_was_paused_is_told_to_who_handles_it(

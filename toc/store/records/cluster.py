@@ -58,8 +58,8 @@ class IdentityTable(RecordTable):
     It distinguishes two clusters that use one Redis and one namespace by mistake. A copy of the databases has
     the identity of its original. The same row holds the secret that seals the leases of consumers, and says
     whether there is an index, so that no process's settings alone decide that (``indexed``: what it says if
-    it is written here); how far ahead that reaches at most; and who leads by ZooKeeper, for those who do not
-    look there. Raises StoreUnavailable or SchemaBehind.
+    it is written here); how far ahead that reaches at most; and that daemons share the work by ZooKeeper, for
+    those who do not look there. Raises StoreUnavailable or SchemaBehind.
     """
 
     in_schema = IDENTITY_TABLE
@@ -108,14 +108,18 @@ class IdentityTable(RecordTable):
         lately = looked.between(now - every_ms + 1, now + every_ms)
         return self._change(self._column.number == 1, ~lately, horizon_looked=now) == 1
 
-    def lead(self, host: str, ms: int) -> None:
-        """Say that this host leads by ZooKeeper, for so long (ms) unless it is said again."""
-        self._change(self._column.number == 1, led_by=host, led_until=self._from_now(ms))
+    def mark(self, host: str, ms: int) -> None:
+        """Say that a daemon of this host shares the work by ZooKeeper, for so long (ms), unless what another
+        has said holds for two thirds of that. 0: what this host has said holds no more."""
+        columns, until = self._column, self._from_now(ms)
+        ends = columns.marked_until.is_(None) | (columns.marked_until < self._from_now(ms * 2 // 3))
+        may = ends if ms else columns.marked_by == host
+        self._change(columns.number == 1, may, marked_by=host, marked_until=until)
 
-    def led_by(self) -> list[str]:
-        """Return the host that leads by ZooKeeper, by the server's clock, if there is one."""
-        led = select(self._column.led_by).where(self._column.led_until > self._from_now(0))
-        return [str(host) for (host,) in self._rows(led)]
+    def marked_by(self) -> list[str]:
+        """Return the host that has said so, if that holds by the server's clock."""
+        marked = select(self._column.marked_by).where(self._column.marked_until > self._from_now(0))
+        return [str(host) for (host,) in self._rows(marked)]
 
     def _read(self) -> tuple[str, str, bool]:
         """Return identity, secret and whether there is an index; make them if this is the first program that

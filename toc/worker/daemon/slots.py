@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from toc.config import Settings
@@ -44,19 +45,17 @@ LOOK_BY_ROWS_SECONDS = 0.25
 """The same without an index, where tasks are due in a second or start up to a second late."""
 
 
-LEAD_SECONDS = 5.0
-"""How often a daemon that leads by ZooKeeper says so in the rows."""
-LEAD_MS = 15_000
+MARK_SECONDS = 5.0
+"""How often a daemon that shares by ZooKeeper says so in the rows, unless another does."""
+MARK_MS = 15_000
 """For how long that is believed."""
 
 
 class _Topics:
     """The topics as a daemon knows them: looked at often, and read again when one has changed. ``on_change``
-    is called when what is to be assigned has. While the daemon ``leads``, this says so in the rows."""
+    is called when what is to be assigned has. With ZooKeeper, this says so in the rows."""
 
-    def __init__(
-        self, center: TimeoutCenter, on_change: Callable[[], None], leads: Callable[[], bool]
-    ) -> None:
+    def __init__(self, center: TimeoutCenter, on_change: Callable[[], None]) -> None:
         self.switched = False
         """Whether there is an index and these settings name none, or the reverse: who switched it saw none of
         ours."""
@@ -66,13 +65,13 @@ class _Topics:
         self._seen: object = None
         self._read_at = float("-inf")
         self._complains = RateLimit(center.clock)
-        self._leads, self._lead_ms = leads, LEAD_MS
-        self._tells = RateLimit(center.clock, LEAD_SECONDS)
+        self._mark_ms = MARK_MS
+        self._marks = RateLimit(center.clock, MARK_SECONDS)
         self.loop = Loop("catalog", self._look, last=True)
 
     def stop(self) -> None:
-        """Look no more, and do not lead any more."""
-        self._lead_ms = 0
+        """Look no more, and say so."""
+        self._mark_ms = 0
         self.loop.stop(1.0)
 
     def assigned(self) -> tuple[dict[str, int], dict[str, str]]:
@@ -94,8 +93,9 @@ class _Topics:
                 self.switched = self._center.store.identity.indexed() is not self._center.queues.present
                 if self.switched or self.assigned() != before:
                     self._on_change()
-            if self._leads() and (self._tells() or not self._lead_ms):
-                self._center.store.identity.lead(self._center.settings.host, self._lead_ms)
+            if self._center.settings.zookeeper and (self._marks() or not self._mark_ms):
+                with suppress(TocError):  # such as read-only: that harms nothing else here
+                    self._center.store.identity.mark(self._center.settings.host, self._mark_ms)
         except TocError as exc:
             if self._complains():
                 log.warning("topics_not_read", error=str(exc))
@@ -109,7 +109,7 @@ class WorkerSlots:
 
     def __init__(self, center: TimeoutCenter, settings: Settings, wake: Callable[[], None]) -> None:
         self.coordinator = _coordinator(settings, center.store.members, wake)
-        self._topics = _Topics(center, wake, lambda: self.coordinator.leading)
+        self._topics = _Topics(center, wake)
         self._names = LocalNames.of(settings.host)
         self.name = self._names.name
         """Returns a name for a new process of a place."""
