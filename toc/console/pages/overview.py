@@ -14,7 +14,7 @@ HEALTH_SECONDS = 30.0
 """A younger examination is good enough: it asks every server several times."""
 COUNTS = ("scheduled", "prepared", "dead")
 HELD = columns(
-    "topic, paused, scheduled: Within the horizon, prepared: Taken, dead, overdue, "
+    "topic, paused, scheduled: Counted as scheduled, prepared: Taken, dead, overdue, "
     "unowned: Slots without owner, unread: Slots not read",
     dead="/console/dead?topic={topic}",
 )

@@ -14,7 +14,7 @@ WORKERS = columns(
     runs="/console/running",
 )
 SLOTS = columns(
-    "slot, state, owner, assigned: Assigned to, why, since, scheduled: Within the horizon, "
+    "slot, state, owner, assigned: Assigned to, why, since, scheduled: Counted as scheduled, "
     "prepared: Taken, dead, overdue"
 )
 INTENTS = columns("what, of, to, by, at: When")
