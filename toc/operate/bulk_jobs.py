@@ -148,7 +148,7 @@ def stop_job(center: TimeoutCenter, name: str) -> BulkJob:
     """Stop a job if it runs, and return it. Raises UnknownBulk."""
     stopped = center.store.bulk.move(name, BulkState.RUNNING, BulkState.STOPPED)
     job = center.store.bulk.get(name)
-    if stopped and not job.held:  # else who works on it says how far it came
+    if stopped:  # who works on it, unless it was killed, says later how far it came
         _conclude(center.store, job, audit.INTERRUPTED)
     return job
 

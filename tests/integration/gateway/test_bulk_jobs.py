@@ -285,6 +285,10 @@ def test_the_audit_says_how_far_a_job_came_that_has_not_ended(
     submitted(center, 7)
     act(center, bulk.stop, name=make(center, bulk.cancel_all))
     assert told() == ("interrupted", 0), "nobody had begun"
+    name = make(center, bulk.cancel_all, rate=1)
+    BulkRunner(center).run_once()
+    act(center, bulk.stop, name=name)  # its gateway was killed, and has the lease still
+    assert told() == ("interrupted", 1)
     monkeypatch.setattr(BulkTable, "add", lambda *_: refuse(StoreUnavailable("it is full")))
     with pytest.raises(StoreUnavailable):
         make(center, bulk.cancel_all)
