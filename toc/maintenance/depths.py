@@ -1,6 +1,7 @@
 """How many tasks each slot holds: as its queues say or, where there is no index, as the rows do."""
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 from toc.index.calls import BySlot
 from toc.index.messages import Peek
@@ -25,9 +26,13 @@ def depths(
     all that are due if not ``ahead``, as daemons ask, whose settings are known to be right. If a table does
     not answer, that is the result of each slot: any may have tasks there.
     """
+    indexed = queues.present
+    if indexed and ahead:
+        with suppress(StoreUnavailable, SchemaBehind):  # while that is away Redis may answer
+            indexed = store.identity.indexed()
+    if indexed:
+        return queues.peek(slots)
     try:
-        if queues.present and (not ahead or store.identity.indexed()):
-            return queues.peek(slots)
         counts, more = store.count_by_slot(now_ms, ahead=ahead)
     except (StoreUnavailable, SchemaBehind) as exc:
         return dict.fromkeys(slots, IndexUnavailable(str(exc)))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from harness import forks
@@ -405,6 +406,16 @@ def test_without_opentelemetry_traces_are_refused_with_what_to_do(monkeypatch: p
     assert Tracing.of(0.0) is None
     with pytest.raises(ConfigError, match=r"pip install 'timeout-center\[otel\]'"):
         Tracing.of(0.5)
+
+
+def test_slots_are_counted_by_redis_while_the_first_database_is_away(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system.create_topics()
+    away = Mock(side_effect=StoreUnavailable("the first"))
+    monkeypatch.setattr(system.center.store.identity, "indexed", away)
+    assert not [one for one in Top(system.center).look().trouble if "could not be read" in one]
+    assert away.called
 
 
 def test_without_an_index_a_table_without_an_answer_hides_the_counts_alone_and_few_rows_are_read(
