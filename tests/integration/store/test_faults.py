@@ -229,6 +229,20 @@ def test_a_poller_does_not_wait_for_a_server_that_only_lets_itself_be_connected_
     assert until(reading.reads, 10)
 
 
+def test_a_server_whose_connections_were_cut_together_is_not_away(
+    reading: Reading, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toc.store.servers.server.FRESH_SECONDS", PATIENCE)
+    pool = reading.store._shards.servers[0]._pool
+    for link in [pool.take(), pool.take()]:
+        assert link is not None
+        pool.give(link)
+    proxy.cut()
+    with structlog.testing.capture_logs() as logs:
+        assert reading.reads()
+    assert "database_away" not in told(logs)
+
+
 def test_one_of_several_servers_is_waited_for_briefly_from_its_first_answer_on(mysql_store: Store) -> None:
     known = mysql_store._shards.health.values()
     assert {one.patience for one in known} == {UNKNOWN_SECONDS}

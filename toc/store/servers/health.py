@@ -152,7 +152,7 @@ class Health:
         began = time.monotonic()
         error = StoreUnavailable(f"{self._server.name}: no answer within {patience:g} s")
         try:
-            question = self._server.begin([ALIVE])
+            question = self._server.begin([ALIVE], trust_fresh=False)
             if question is None:  # all connections are lent or old, or none is open yet: its state is unknown
                 if not (answered(APART_SECONDS) or self._server.answers(patience)):
                     self._server.ask_apart(max(patience, APART_SECONDS))

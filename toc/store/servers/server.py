@@ -157,14 +157,15 @@ class DatabaseServer(ABC):
         with contextlib.suppress(PoolExhausted):
             self._pool.give(self._checkout(trust_fresh=True, wait=False))
 
-    def begin(self, statements: Sequence[Statement]) -> PooledConnection | None:
+    def begin(self, statements: Sequence[Statement], trust_fresh: bool = True) -> PooledConnection | None:
         """Send statements, in no transaction, without waiting for the answers, which ``results`` reads.
 
         Returns None without a connection that was used lately: to open one, or to ask an old one whether it
-        still is, takes as long as the server likes. Raises what ``run`` raises.
+        still is, takes as long as the server likes. Unless ``trust_fresh``, one that the server has closed is
+        passed over, however lately it was used. Raises what ``run`` raises.
         """
         while (link := self._pool.take_idle(IDLE_SECONDS)) is not None:  # older ones may keep it waiting
-            if self._is_usable(link, trust_fresh=True):
+            if self._is_usable(link, trust_fresh):
                 try:
                     link.connection.ask(statements)
                 except BaseException as exc:
