@@ -100,7 +100,7 @@ def test_a_handler_gets_the_payload_submitted_and_is_called_as_ever(toc: Toc, ce
 
     close.submit(CLOSE, biz_id=42, delay="30m")
     remind.submit(Remind(7), biz_id=7, delay="31m")
-    ship.submit({"order": 1, "lines": ["a"]}, biz_id=1, delay="32m")
+    ship.submit({"lines": ["a"], "order": 1}, biz_id=1, delay="32m")
     buy.submit(BuyTask(what="tea"), biz_id=1, delay="33m")
     task = toc.assert_submitted("p.model", biz_id=42, due_in="30m", attribute={"total": "9.90"})
     assert close.payload(task) == CLOSE

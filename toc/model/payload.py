@@ -133,7 +133,7 @@ def _instants(value: Any) -> Any:
 def _as_given(one: Any, read: Any) -> bool:
     """Whether what is read has the classes of what was given: JSON knows fields alone."""
     if isinstance(read, dict):
-        return isinstance(one, dict) and all(map(_as_given, one.values(), read.values()))
+        return isinstance(one, dict) and all(_as_given(one.get(name), value) for name, value in read.items())
     if isinstance(read, (list, tuple)):
         return isinstance(one, type(read)) and all(map(_as_given, one, read))
     if not is_payload(type(read)):
