@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import Decimal
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -99,7 +101,7 @@ def test_a_handler_gets_the_payload_submitted_and_is_called_as_ever(toc: Toc, ce
         got.append(what)
 
     close.submit(CLOSE, biz_id=42, delay="30m")
-    remind.submit(Remind(7), biz_id=7, delay="31m")
+    remind.submit(Remind(7, Mood.BLUE), biz_id=7, delay="31m")
     ship.submit({"lines": ["a"], "order": 1}, biz_id=1, delay="32m")
     buy.submit(BuyTask(what="tea"), biz_id=1, delay="33m")
     task = toc.assert_submitted("p.model", biz_id=42, due_in="30m", attribute={"total": "9.90"})
@@ -107,7 +109,7 @@ def test_a_handler_gets_the_payload_submitted_and_is_called_as_ever(toc: Toc, ce
     assert toc.assert_submitted("p.model", attribute=CLOSE) == task
     toc.refute_submitted("p.model", attribute=CLOSE.model_copy(update={"order": 7}))
     assert toc.advance("1h") == 4
-    assert got == [(CLOSE, 42), Remind(7), {"order": 1, "lines": ["a"]}, BuyTask(what="tea")]
+    assert got == [(CLOSE, 42), Remind(7, "blue"), {"order": 1, "lines": ["a"]}, BuyTask(what="tea")]
     assert (close(CLOSE, task), asyncio.run(remind(Remind(8)))) == ("closed", "reminded")
     assert (close.__name__, close.__doc__, close.topic) == ("close", "Close it.", "p.model")
     assert toc.run(close, CLOSE).status is TaskStatus.PROCESSED
@@ -208,20 +210,32 @@ class Refunded:
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+class Color(StrEnum):
+    BLUE = "blue"
+
+
+class Mood(StrEnum):
+    BLUE = "blue"
+
+
 class Happened(BaseModel):
-    what: Paid | Refunded
+    what: Paid | Refunded | Color | Mood
     more: list[Paid | Refunded] = []
+    last: deque[Paid | Refunded] = deque()
 
 
 class Zoned(BaseModel):
     at: list[datetime]
     days: set[int] = set()
+    more: deque[set[int]] = deque()
     notes: dict[str, str] = {}
 
 
 LOST: list[tuple[type, Any]] = [
     (Happened, Happened(what=Refunded(1))),
     (Happened, Happened(what=Paid(1), more=[Refunded(1)])),
+    (Happened, Happened(what=Paid(1), last=deque([Refunded(1)]))),
+    (Happened, Happened(what=Mood.BLUE)),
     (Noted, Noted(Paid(1))),
     (Noted, Noted(datetime.now(UTC))),
     (Login, Login(password=SecretStr("canary"))),
@@ -257,8 +271,8 @@ def test_equal_payloads_are_equal_tasks(center: TimeoutCenter, long: str) -> Non
     @center.handler("p.equal")
     def handler(what: Zoned) -> None: ...
 
-    one = Zoned(at=[], days={0, 8}, notes={"a": long, "b": ""})
-    other = Zoned(at=[], days={8, 0}, notes={"b": "", "a": long})
+    one = Zoned(at=[], days={0, 8}, more=deque([{0, 8}]), notes={"a": long, "b": ""})
+    other = Zoned(at=[], days={8, 0}, more=deque([{8, 0}]), notes={"b": "", "a": long})
     assert (one, list(one.days)) == (other, list(other.days)[::-1])
     assert handler.new(one, biz_id=1) == handler.new(other, biz_id=1)
 
@@ -268,7 +282,7 @@ def test_a_number_that_json_has_not_is_no_missing_one(toc: Toc, center: TimeoutC
     @center.handler("p.refused")
     def note(what: Priced) -> None: ...
 
-    with pytest.raises(InvalidPayload, match="does not fit Priced"):
+    with pytest.raises(InvalidPayload, match="does not fit Priced: as JSON it differs: a secret, NaN"):
         note.submit(Priced(price), biz_id=1, delay=1)
     note.submit(Priced(None), biz_id=1, delay=1)
     assert [task.attribute for task in toc.tasks()] == [{"price": None}]

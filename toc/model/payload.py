@@ -7,8 +7,10 @@ a pydantic model, a dataclass or a TypedDict     its JSON object is the attribut
 from __future__ import annotations
 
 import json
+from collections import deque
 from dataclasses import fields, is_dataclass
 from datetime import datetime
+from enum import Enum
 from functools import partial
 from itertools import starmap
 from typing import Any, Generic, TypeVar
@@ -30,6 +32,7 @@ AGAIN_MS, MOST_MS = 1000, 60_000
 """When it is looked at again: after as long as it is late already, at least and at most this."""
 GIVEN_BACK = "given back for an hour"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+_LISTS = (list, tuple, deque)
 SHOWN = 3
 """How many of the fields that do not fit are told."""
 
@@ -85,7 +88,7 @@ class Payload(Generic[T]):
         values = dump(payload)
         if _instants(values) != _instants(dump(read)) or not _as_given(payload, read):
             raise ValueError(
-                "as JSON it is another: a secret, a subclass's field, or a type in Any or of a union is lost"
+                "as JSON it differs: a secret, NaN, a subclass's field, or a type in Any or a union is lost"
             )
         return values
 
@@ -125,7 +128,7 @@ def _instants(value: Any) -> Any:
     """Return a value with its datetimes as instants: in an hour that comes twice, zones make them differ."""
     if isinstance(value, dict):
         return {name: _instants(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, _LISTS):
         return isinstance(value, list), [*map(_instants, value)]
     return value - from_ms(0) if isinstance(value, datetime) and value.utcoffset() is not None else value
 
@@ -134,8 +137,10 @@ def _as_given(one: Any, read: Any) -> bool:
     """Whether what is read has the classes of what was given: JSON knows fields alone."""
     if isinstance(read, dict):
         return isinstance(one, dict) and all(_as_given(one.get(name), value) for name, value in read.items())
-    if isinstance(read, (list, tuple)):
+    if isinstance(read, _LISTS):
         return isinstance(one, type(read)) and all(map(_as_given, one, read))
+    if isinstance(one, Enum) and isinstance(read, Enum):  # they are equal if their texts or numbers are
+        return type(one) is type(read)
     if not is_payload(type(read)):
         return not is_payload(type(one))
     names = [field.name for field in fields(read)] if is_dataclass(read) else type(read).model_fields
@@ -149,7 +154,7 @@ def _sets_sorted(told: Any, value: Any) -> Any:
         return told | dict(zip(told, map(_sets_sorted, told.values(), value.values()), strict=False))
     if isinstance(told, list) and isinstance(value, (set, frozenset)):
         return sorted(told, key=_JSON.encode)
-    within = value if isinstance(told, list) and isinstance(value, (list, tuple)) else ()
+    within = value if isinstance(told, list) and isinstance(value, _LISTS) else ()
     return [*map(_sets_sorted, told, within)] if within and len(told) == len(within) else told
 
 
