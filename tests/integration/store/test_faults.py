@@ -243,6 +243,16 @@ def test_a_server_whose_connections_were_cut_together_is_not_away(
     assert "database_away" not in told(logs)
 
 
+def test_a_store_that_is_closed_while_its_server_is_asked_opens_no_connection(
+    mysql_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, closed = mysql_store._shards.servers[0], threading.Event()
+    mysql_store.close()
+    monkeypatch.setattr(server, "ask_apart", lambda _seconds: closed.set())
+    mysql_store._shards.health[server]._ask_server(closed)
+    assert server._pool.take_idle() is None
+
+
 def test_one_of_several_servers_is_waited_for_briefly_from_its_first_answer_on(mysql_store: Store) -> None:
     known = mysql_store._shards.health.values()
     assert {one.patience for one in known} == {UNKNOWN_SECONDS}

@@ -241,7 +241,8 @@ class Health:
             alive = self._server.begin([ALIVE])
             if alive is None:
                 self._server.ask_apart(MAX_PATIENCE_SECONDS)
-                self._server.open_one()  # this may take longer than ``examine`` waits
+                if not closed.is_set():
+                    self._server.open_one()  # this may take longer than ``examine`` waits
             else:
                 self._server.results(alive)
                 self.answered(time.monotonic() - began)
