@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 
 import pytest
+from cryptography.exceptions import UnsupportedAlgorithm
 from pymysql.converters import decoders
 from pymysql.err import MySQLError, OperationalError, ProgrammingError
 from sqlalchemy.engine import make_url
@@ -211,6 +212,11 @@ def test_what_a_signal_handler_raises_in_a_greeting_is_the_applications() -> Non
 
     with pytest.raises(Interrupted), _parsed("greeting"):
         raise Interrupted
+
+
+def test_what_the_drivers_library_raises_is_a_drivers_error() -> None:
+    with pytest.raises(OperationalError, match="its greeting cannot be parsed"), _parsed("greeting"):
+        raise UnsupportedAlgorithm("of the server's key")
 
 
 # Which server holds which database and table, and what is refused.

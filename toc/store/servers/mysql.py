@@ -170,7 +170,7 @@ def _parsed(what: str) -> Iterator[None]:
     except (MySQLError, OSError, StoreUnavailable):
         raise
     except Exception as exc:
-        if type(exc).__module__ not in ("builtins", "struct", "binascii"):
+        if type(exc).__module__.split(".")[0] not in ("builtins", "struct", "binascii", "cryptography"):
             raise  # of a signal handler of the application
         if isinstance(exc, RuntimeError) and "cryptography" in str(exc):
             raise NotInstalled("MySQL 8's log-in without TLS needs cryptography", "rsa") from exc
