@@ -253,6 +253,29 @@ def test_a_coroutine_past_max_runtime_is_cancelled_once_and_may_await_its_clean_
     line.judge(system, within=5)
 
 
+def test_calls_that_coroutines_left_behind_hold_up_no_other_topic_and_their_process_is_replaced(
+    case: Case,
+) -> None:
+    line = case.verdict(36, "a coroutine past max_runtime", "its calls in asyncio.to_thread never end")
+    system = case.build(topic_max_runtime=2, topic_retries=1)
+    system.center.store.topics.create(Topic("test.other", 9, 8, retries=1, max_runtime=2))
+    daemon = system.start(processes=1, app="fault.apps.calling:center")
+    before = daemon.workers()
+    calls = [NewTask("test.async", n, 0.3, attribute={"call": 3600}) for n in range(40)]  # more than threads
+    endless = system.client.submit_many(calls)
+    system.wait(lambda: not system.pending(endless), "they have failed", 30)
+    others = system.client.submit_many(
+        [NewTask("test.other", n, 0.1, attribute={"call": 0}) for n in range(40)]
+    )
+    system.wait(lambda: not system.pending(others), "the others have ended", 30)
+    rows = system.center.store.read(others)
+    assert {(row.status, row.attempts) for row in rows.values()} == {(TaskStatus.PROCESSED, 0)}
+    system.wait(lambda: daemon.workers() not in ([], before), "another process serves", 40)
+    reasons = {event["reason"] for event in daemon.events("worker_recycled")}
+    line.prove(len(reasons) == 1 and "test.async" in str(reasons), f"{len(calls)} calls hang: {reasons}")
+    line.judge(system, within=5)
+
+
 # Fault 18: a burst, a hot biz_id and a slow topic at once; other topics stay on time, memory bounded.
 
 MEGABYTE = 1 << 20

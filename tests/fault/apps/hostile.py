@@ -180,6 +180,8 @@ async def on_event_loop(task: Task) -> None:
             sleep = app.slept(task)
             # A child has no protection from others.
             await (asyncio.ensure_future(sleep) if "child" in task.attribute else sleep)
+            if "call" in task.attribute:
+                await asyncio.to_thread(time.sleep, task.attribute["call"])
         finally:
             # Clean-up that takes its time: what interrupts it makes another outcome of the try.
             await asyncio.sleep(task.attribute.get("clean_up", 0))

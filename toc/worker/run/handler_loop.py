@@ -9,6 +9,7 @@ import asyncio
 import sys
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar
@@ -46,12 +47,33 @@ CLEAN_UP_SECONDS = 5.0
 replaced, as for a thread that does not end."""
 
 
+_running: ContextVar[Entry | None] = ContextVar("toc_running", default=None)
+"""The entry for which a coroutine runs. Callbacks and tasks that the coroutine creates inherit it."""
+
+
 class _Executor(ThreadPoolExecutor):
-    """Threads for ``asyncio.to_thread``."""
+    """Threads for ``asyncio.to_thread``. Those of a topic are its own: its calls may never end."""
+
+    def __init__(self) -> None:
+        super().__init__(thread_name_prefix="asyncio")
+        self.calls: dict[Future[Any], Entry] = {}
+        """For which entry each call that has not ended was made."""
+        self._of_topic = defaultdict[str, ThreadPoolExecutor](ThreadPoolExecutor)
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         """Run ``fn`` on a thread, in a context of its own: what others have set there is not seen."""
-        return super().submit(Context().run, fn, *args, **kwargs)
+        if (entry := _running.get()) is None:
+            return super().submit(Context().run, fn, *args, **kwargs)
+        call = self._of_topic[entry.topic.name].submit(Context().run, fn, *args, **kwargs)
+        self.calls[call] = entry
+        call.add_done_callback(self.calls.pop)
+        return call
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Start no more calls."""
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        for pool in self._of_topic.values():
+            pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -64,8 +86,6 @@ class _LoopLine(Line):
     """Entries that were put here and have not ended."""
 
 
-_running: ContextVar[Entry | None] = ContextVar("toc_running", default=None)
-"""The entry for which a coroutine runs. Callbacks and tasks that the coroutine creates inherit it."""
 _refusal_logged: ContextVar[bool] = ContextVar("toc_refusal_logged", default=False)
 
 
@@ -135,7 +155,8 @@ class HandlerLoop:
         self._lock = threading.Lock()
         self._closed = False
         self._loop = WatchedEventLoop()
-        self._loop.set_default_executor(_Executor(thread_name_prefix="asyncio"))
+        self._executor = _Executor()
+        self._loop.set_default_executor(self._executor)
         self._thread = watched_thread(NAME, self._run, lambda: self._closed)
         self._answered = True
         """Whether the event loop has answered what ``look`` asked."""
@@ -275,6 +296,10 @@ class HandlerLoop:
         """Whether a started entry waits for the event loop, which others block."""
         task = self._tasks.get(entry.job_id)
         return task is not None and not task.begun
+
+    def calling(self) -> list[Entry]:
+        """Return the entries whose calls in ``asyncio.to_thread`` have not ended, even if they have."""
+        return list(self._executor.calls.values())
 
     def cancel(self, entry: Entry) -> None:
         """Cancel the coroutine that runs this entry, once. Its whole batch fails with it."""

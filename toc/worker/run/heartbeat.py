@@ -24,7 +24,8 @@ class Heartbeat:
 
     A coroutine that runs too long is cancelled, once, and may clean up. A thread cannot be cancelled. If the
     handler does not end, its try is marked failed and its late result is ignored. Before that the process
-    asks for a successor, so that it takes nothing more.
+    asks for a successor, so that it takes nothing more. It also does for a call that a coroutine has left to
+    a thread.
     """
 
     tools: Tools
@@ -43,6 +44,9 @@ class Heartbeat:
                 aging.setdefault(entry.slot, []).append(entry)
             if entry.state is State.RUNS and entry.handler.limited and entry.overtime(now) > 0:
                 self._end(entry, now)
+        for entry in self.dispatcher.event_loop.calling():
+            if entry.handler.limited and entry.overtime(now) > CLEAN_UP_SECONDS:
+                self.tools.recycle(f"a call of {entry.topic.name} in asyncio.to_thread outran max_runtime")
         if aging:
             self._extend(aging, now)
         return TICK_SECONDS
