@@ -332,6 +332,27 @@ def test_a_payload_of_another_version_is_given_back_and_then_dead(toc: Toc, cent
     assert "for an hour" in row.last_error
 
 
+def test_what_is_late_already_is_given_back_for_an_hour_and_again_after_a_redrive(
+    toc: Toc, center: TimeoutCenter
+) -> None:
+    @center.handler("p.version")
+    def close(order: CloseOrder) -> None: ...
+
+    toc.use(center)
+    job_id = toc.center.submit("p.version", biz_id=1, delay=60, attribute={"order": 1})
+    toc.topic("p.version", paused=True)
+    toc.advance("2h")
+    toc.topic("p.version", paused=False)
+    for _life in range(2):
+        looks = 0
+        while toc.tasks(status=TaskStatus.PENDING):
+            looks += 1
+            with suppress(Misfit):
+                toc.advance("2h")
+        assert 60 <= looks <= 80
+        redrive(toc.center, [job_id])
+
+
 def test_the_version_whose_payload_it_is_runs_what_another_has_given_back(toc: Toc) -> None:
     older, newer = TimeoutCenter(), TimeoutCenter()
     got: list[Remind] = []

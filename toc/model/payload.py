@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 
 from typing_extensions import is_typeddict
 
-from toc.model.clock import from_ms, to_ms
+from toc.model.clock import from_ms
 from toc.model.documents import parse_object
 from toc.model.errors import InvalidHandler, InvalidPayload
 from toc.model.raised import Misfit
@@ -26,10 +26,12 @@ from toc.model.task import MAX_ATTRIBUTE_CHARS, SCHEDULED_FOR, Dead, NewTask, Ta
 T = TypeVar("T")
 JSON = "application/json"
 PATIENCE_MS = 3_600_000
-"""How long after its due time a task is given back whose payload does not fit this version of its handler: as
-long as a rolling deploy may take."""
+"""How long a process gives back a task whose payload does not fit this version of its handler: as long as a
+rolling deploy may take."""
 AGAIN_MS, MOST_MS = 1000, 60_000
-"""When it is looked at again: after as long as it is late already, at least and at most this."""
+"""When it is looked at again: after as long as it has been given back, at least and at most this."""
+MOST_TASKS = 100_000
+"""Of how many tasks a process knows since when."""
 GIVEN_BACK = "given back for an hour"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 _LISTS = (list, tuple, deque)
@@ -52,6 +54,7 @@ class Payload(Generic[T]):
         from pydantic.errors import PydanticUserError
 
         self._name = kind.__name__
+        self._patience = Patience()
         self._made_of = dict if is_typeddict(kind) else kind
         try:
             self._adapter = TypeAdapter(kind)
@@ -112,16 +115,30 @@ class Payload(Generic[T]):
             raise InvalidPayload(f"the payload does not fit {self._name}: {why}") from exc
 
     def read_in_time(self, task: Task, now_ms: int) -> T:
-        """Return the payload for a try. Raises Misfit within PATIENCE_MS of the due time, as another version
-        of the handler may run elsewhere; then Dead."""
+        """Return the payload for a try. Raises what ``Patience.end`` says."""
         try:
             return self.read(task)
         except InvalidPayload as exc:
-            late = now_ms - to_ms(task.action_time)
-            if late < PATIENCE_MS:
-                why = f"{exc}; {GIVEN_BACK}, as another version may read it: give new fields a default"
-                raise Misfit(now_ms + min(max(late, AGAIN_MS), MOST_MS), why, _fields(exc)) from exc
-            raise Dead(f"{exc}, for an hour") from exc
+            raise self._patience.end(task, now_ms, exc, _fields(exc)) from exc
+
+
+class Patience:
+    """Since when this process has given back tasks that its version of their handler cannot read. Not since
+    they were due: a pause or a redrive makes them late, too. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[int, int], int] = {}
+
+    def end(self, task: Task, now_ms: int, error: Exception, fields: str) -> Misfit | Dead:
+        """Return how a try ends: with Misfit for PATIENCE_MS, as another version of the handler may run
+        elsewhere; then with Dead."""
+        if len(self._since) > MOST_TASKS:  # most of them were read elsewhere
+            self._since = dict([*self._since.items()][MOST_TASKS // 2 :])
+        since = now_ms - self._since.setdefault((task.job_id, task.version), now_ms)
+        if since < PATIENCE_MS:
+            why = f"{error}; {GIVEN_BACK}, as another version may read it: give new fields a default"
+            return Misfit(now_ms + min(max(since, AGAIN_MS), MOST_MS), why, fields)
+        return Dead(f"{error}, for an hour")
 
 
 def _instants(value: Any) -> Any:
