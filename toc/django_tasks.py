@@ -22,6 +22,7 @@ from django.utils.dateparse import parse_datetime
 from django.utils.json import normalize_json
 from django.utils.module_loading import import_string
 
+from toc.model.payload import Patience
 from toc.model.task import Dead, Task
 from toc.sdk.async_client import AsyncTimeoutCenter
 from toc.sdk.client import TimeoutCenter
@@ -66,12 +67,17 @@ class TocBackend(BaseTaskBackend):  # type: ignore[misc]
 
 
 def handle(center: TimeoutCenter | AsyncTimeoutCenter, queue: str = "default") -> None:
-    """Register the handler of a queue. A try that fails is repeated as the topic says."""
+    """Register the handler of a queue. A try that fails is repeated as the topic says. A task that cannot be
+    imported, as in a rolling deploy, uses up no try and comes again; after an hour it is dead."""
+    patience = Patience()
 
     @_sync(center).handler(topic_of(queue))
     def run(task: Task) -> None:
         said = task.attribute if task.body is None else json.loads(task.body)
-        wanted = import_string(said["task"]).using(queue_name=queue)
+        try:
+            wanted = import_string(said["task"]).using(queue_name=queue)
+        except ImportError as exc:
+            raise patience.end(task, _sync(center).clock.now_ms(), exc, "task") from exc
         result = _result(wanted, str(task.job_id), said["args"], said["kwargs"], TaskResultStatus.RUNNING)
         object.__setattr__(result, "enqueued_at", parse_datetime(said["at"]))
         result.worker_ids.extend(["toc"] * task.attempt)

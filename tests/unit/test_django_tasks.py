@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ from django.test.utils import override_settings
 from django.utils import timezone
 
 from toc import TaskStatus, TimeoutCenter
+from toc.model.raised import Misfit
 from toc.testing import Toc
 
 SHOP = """
@@ -115,6 +117,21 @@ def test_what_fails_is_tried_again_and_its_context_counts_the_tries(shop: Any, k
         kit.run_due()
     kit.advance("10m")
     assert shop.ran == [(n, result.id, "ann@example.com") for n in (1, 2)]
+
+
+def test_a_task_that_another_version_has_is_given_back_and_then_dead(
+    shop: Any, kit: Toc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = int(shop.remind.enqueue().id)
+    monkeypatch.delattr(shop, "remind")
+    for _ in range(3):
+        with pytest.raises(Misfit, match="remind"):
+            kit.advance("1m")
+    assert known(kit.center.get(job_id)).attempt == 1
+    while kit.tasks(status=TaskStatus.PENDING):
+        with suppress(Misfit):
+            kit.advance("1h")
+    assert known(kit.center.get(job_id)).status is TaskStatus.DEAD
 
 
 def test_coroutines_are_enqueued_and_run(shop: Any, kit: Toc) -> None:

@@ -119,7 +119,8 @@ class Payload(Generic[T]):
         try:
             return self.read(task)
         except InvalidPayload as exc:
-            raise self._patience.end(task, now_ms, exc, _fields(exc)) from exc
+            do = ": give new fields a default"
+            raise self._patience.end(task, now_ms, exc, _fields(exc), do) from exc
 
 
 class Patience:
@@ -129,14 +130,14 @@ class Patience:
     def __init__(self) -> None:
         self._since: dict[tuple[int, int], int] = {}
 
-    def end(self, task: Task, now_ms: int, error: Exception, fields: str) -> Misfit | Dead:
+    def end(self, task: Task, now_ms: int, error: Exception, fields: str, do: str = "") -> Misfit | Dead:
         """Return how a try ends: with Misfit for PATIENCE_MS, as another version of the handler may run
-        elsewhere; then with Dead."""
+        elsewhere; then with Dead. ``fields`` do not fit; ``do``: what helps."""
         if len(self._since) > MOST_TASKS:  # most of them were read elsewhere
             self._since = dict([*self._since.items()][MOST_TASKS // 2 :])
         since = now_ms - self._since.setdefault((task.job_id, task.version), now_ms)
         if since < PATIENCE_MS:
-            why = f"{error}; {GIVEN_BACK}, as another version may read it: give new fields a default"
+            why = f"{error}; {GIVEN_BACK}, as another version may read it{do}"
             return Misfit(now_ms + min(max(since, AGAIN_MS), MOST_MS), why, fields)
         return Dead(f"{error}, for an hour")
 
