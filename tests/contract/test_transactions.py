@@ -176,6 +176,14 @@ def test_what_cannot_be_joined_is_refused_by_name(idle: Contract, engine: Engine
         submit("c.plain", biz_id=7, delay=9, connection=connection)
     with Session(at_once) as session, pytest.raises(errors.NoTransaction):
         idle.center.submit_many([NewTask("c.plain", 7, delay=9)], session=session)
+    level = "SERIALIZABLE"
+    locks = engine.execution_options(isolation_level=level)
+    with locks.connect() as connection, pytest.raises(errors.Serializable, match="outbox"):
+        submit("c.plain", biz_id=7, delay=9, connection=connection)
+    by_default = create_engine(engine.url, isolation_level=level)
+    with Session(by_default) as session, pytest.raises(errors.Serializable):
+        submit("c.plain", biz_id=7, delay=9, session=session)
+    by_default.dispose()
     assert idle.rows() == before
 
 

@@ -227,7 +227,7 @@ class WrongShardConnection(InvalidInput):
 
 
 class TwoPhase(InvalidInput):
-    """A two-phase transaction was given: whether it commits is decided elsewhere, and later."""
+    """A two-phase transaction was given: others decide whether it commits."""
 
     def __init__(self) -> None:
         super().__init__("a two-phase transaction cannot be joined; use toc.outbox, or a session without it")
@@ -236,11 +236,9 @@ class TwoPhase(InvalidInput):
 class NoTransaction(InvalidInput):
     """``session=`` or ``connection=`` commits each statement at once: a rollback would undo nothing."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "the connection passed commits each statement at once (isolation_level AUTOCOMMIT): there is no "
-            "transaction to join; submit without it, or over a connection that has one"
-        )
+
+class Serializable(InvalidInput):
+    """A SERIALIZABLE transaction was given: its reads lock."""
 
 
 # --- the state of the system forbids it

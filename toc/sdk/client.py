@@ -203,7 +203,7 @@ class TimeoutCenter(Parts, Registry[int]):
 
         With ``session`` (a Session, or an AsyncSession within its ``run_sync``) or ``connection`` the row is
         written in the caller's transaction: the task exists exactly if that commits, and is indexed after it.
-        Raises WrongShardConnection unless that server holds the task's shard; TwoPhase.
+        Raises WrongShardConnection unless that server holds the task's shard; TwoPhase, Serializable.
 
         ``past="run"`` accepts a deadline that has passed, as of a backlog: the task is due now, and counts
         as late from now on only.

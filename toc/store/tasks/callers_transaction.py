@@ -55,8 +55,8 @@ looks."""
 def connection_of(session: Any, connection: Any) -> Connection:
     """Return the connection of a caller's transaction: of a Session or AsyncSession, or the one given.
 
-    Raises TwoPhase, NoTransaction, WrongShardConnection; InvalidInput for an AsyncSession outside its
-    ``run_sync``.
+    Raises TwoPhase, NoTransaction, Serializable, WrongShardConnection; InvalidInput for an AsyncSession
+    outside its ``run_sync``.
     """
     if session is not None and connection is not None:
         raise InvalidInput("give a session or a connection, not both")
@@ -86,7 +86,15 @@ def connection_of(session: Any, connection: Any) -> Connection:
     if isinstance(found.get_transaction(), TwoPhaseTransaction):
         raise errors.TwoPhase
     if _commits_at_once(found):
-        raise errors.NoTransaction
+        raise errors.NoTransaction(
+            "the connection passed commits each statement at once (isolation_level AUTOCOMMIT): there is no "
+            "transaction to join; submit without it, or over a connection that has one"
+        )
+    level = found.get_execution_options().get("isolation_level") or found.default_isolation_level
+    if level == "SERIALIZABLE" and found.dialect.name != "sqlite":  # whose transactions all are
+        raise errors.Serializable(
+            "SERIALIZABLE would block others' submits; use another level, or toc.outbox"
+        )
     return found
 
 
