@@ -25,11 +25,11 @@ Page = tuple[Answers[list[DueRow]], set[int]]
 
 
 class Found(NamedTuple):
-    """What one read has found: of each topic with due rows, those rows."""
+    """What one read has found: of each topic with due rows, those that nobody has locked."""
 
     due: Mapping[str, list[Candidate]]
     whole: bool
-    """Whether each due row of each table was read."""
+    """Whether each due row of each table was read, also what is locked."""
     seconds: float
     """Until the next read."""
 
@@ -77,23 +77,25 @@ class DueRows:
             if len(page) == ROWS_PAGE and page[-1].next_time <= now
         }
         whole = whole and not self._places and len(new) == len(answers) == len(self._servers)
-        whole = whole and not locked and not any(answer.unanswered for answer, _ in answers)
+        whole = whole and not any(answer.unanswered for answer, _ in answers)
         due: dict[str, list[Candidate]] = {}
-        rows = [row for row in chain.from_iterable(pages.values()) if row.biz_type in by_type]
-        for row in sorted((row for row in rows if row.job_id not in locked), key=lambda row: row.next_time):
+        rows = (row for row in chain.from_iterable(pages.values()) if row.biz_type in by_type)
+        for row in sorted(rows, key=lambda row: row.next_time):
             if row.next_time > now:
                 following = max(row.next_time / 1000 - self._clock.time(), 0.0)
                 break
             topic = by_type[row.biz_type]
-            entry = Candidate(row.job_id, topic.slot(row.slot_crc, row.slot_amount), NO_FENCE, topic, now)
-            due.setdefault(topic.name, []).append(entry)
+            entries = due.setdefault(topic.name, [])
+            if row.job_id not in locked:
+                slot = topic.slot(row.slot_crc, row.slot_amount)
+                entries.append(Candidate(row.job_id, slot, NO_FENCE, topic, now))
         else:
             following = ROWS_SECONDS
         return Found(due, whole, ROWS_ON_SECONDS if self._places else following)
 
     def _page(self, starts: Mapping[int, Position], until: int, where: str) -> Page:
         pages = self._store.scans.page(starts, until, ROWS_PAGE, where=where)
-        return pages, self._store.locked(row.job_id for page in pages.values() for row in page)
+        return pages, self._store.locked((row.job_id for page in pages.values() for row in page), lately=True)
 
 
 def _at_once(read: Callable[[], T]) -> Future[T]:

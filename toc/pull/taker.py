@@ -315,7 +315,7 @@ class Taker:
         busy = {thread for thread in self._threads if thread.busy}
         for name, entries in found.due.items():
             free = [entry for entry in entries if self._thread_of(entry) not in busy]
-            self._dispatch(name, free, set(found.due))
+            self._dispatch(name, free, {name for name, some in found.due.items() if some})
         if found.whole and not self._indexed:
             self._waiting.close_hasty(set(names) - found.due.keys(), hasty)
         return found.seconds

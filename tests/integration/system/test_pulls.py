@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import structlog
@@ -416,16 +417,30 @@ async def test_without_redis_no_topic_waits_behind_the_many_rows_of_another(
 
 @pytest.mark.parametrize("pulled", ["alone"], indirect=True)
 async def test_without_an_index_tasks_that_a_transaction_has_locked_hide_none_behind_them(
-    pulled: System, gateway: Pulls
+    pulled: System, gateway: Pulls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_ids = [pulled.center.submit(TOPIC, biz_id=1, delay=0.01 + n / 100) for n in range(8)]
+    """Nor others' topics; and which are locked is asked only after some were."""
+    monkeypatch.setattr("toc.pull.pulls.HASTY_SECONDS", 2 * PATIENCE)
+    shards, other = pulled.center.store._shards, Topic(OTHER, 10, 4, delivery=Delivery.PULL)
+    look = Mock(wraps=shards._unlocked)
+    monkeypatch.setattr(shards, "_unlocked", look)
+    pulled.center.store.topics.create(other)
+    pulled.center.catalog.refresh()
+    job_ids = [pulled.center.submit(TOPIC, biz_id=1, delay=0.01 + n / 100) for n in range(9)]
     await due(pulled, job_ids)
+    assert ((await one(gateway)).task.job_id, look.call_count) == (job_ids.pop(0), 0)
     with raw(pulled.settings) as caller:
-        table = pulled.center.store.name_of(pulled.center.store._shards.table_of(job_ids[0]))
+        table = pulled.center.store.name_of(shards.table_of(job_ids[0]))
         rows = f"{table} FORCE INDEX (PRIMARY) WHERE job_id IN {tuple(job_ids[:7])}"
         caller.exec_driver_sql("BEGIN")
         caller.exec_driver_sql(f"SELECT 1 FROM {rows} FOR UPDATE")
         assert (await one(gateway)).task.job_id == job_ids[7]
+        later = pulled.center.submit(OTHER, biz_id=1, delay=0.01)
+        await due(pulled, [later])
+        (got,) = await gateway.pull([TOPIC, OTHER], wait=LONG)
+        assert got.task.job_id == later
+        async with asyncio.timeout(PATIENCE):
+            assert await gateway.pull([OTHER]) == []
         caller.exec_driver_sql("ROLLBACK")
     assert [(await one(gateway)).task.job_id for _ in range(7)] == job_ids[:7]
 

@@ -235,15 +235,16 @@ class Shards:
             parts.fail(tables, dict.fromkeys(rest, exc))
         return parts
 
-    def locked(self, job_ids: Iterable[int]) -> set[int]:
+    def locked(self, job_ids: Iterable[int], *, lately: bool = False) -> set[int]:
         """Return those of these whose rows others have locked: the leases of their neighbours would wait.
 
-        Asks by primary key. A locking read of the index by due times would make locks of an open transaction
-        explicit there; where a page is split, InnoDB then has it lock a gap, and submits into it wait.
+        ``lately``: asks only servers on which some were a moment ago: to ask takes locks itself. Asks by
+        primary key. A locking read of the index by due times would make locks of an open transaction explicit
+        there; where a page is split, InnoDB then has it lock a gap, and submits into it wait.
         """
         parts: Parts[None] = Parts()
         for server, tables in self.group(job_ids).items():
-            if server.skip_locked:
+            if server.skip_locked and not (lately and time.monotonic() >= self.health[server].locked_until):
                 self._unlocked(server, tables, parts)
         return set(parts.failed)
 
