@@ -235,18 +235,16 @@ class Webhooks:
         return self._at_target(task, name, route.path)
 
     def _as_it_is(self, task: Task, bound: Bound) -> Bound:
-        """Return where a task goes that may have waited for its place: its target may have changed.
+        """Return where a task goes that may have waited for its place: its topic or target may have changed.
 
-        Raises Postponed, also for a task whose topic is paused by now, or that has expired: the next row
-        check ends it.
+        Raises Postponed, also for a task whose place is at another target or whose topic is paused by now, or
+        that has expired: the next row check ends it.
         """
         expired = task.expires_at is not None and to_ms(task.expires_at) < self._clock.now_ms()
-        if expired or task.topic in self._catalog.paused:
+        now = self._bound(task)
+        if expired or task.topic in self._catalog.paused or now.name != bound.name:
             self._postpone(task, bound.label, "concurrency", least=0.0, each=0.0)
-        target = bound.target
-        if target is None or self._book.known(bound.name) is target:
-            return bound
-        return self._at_target(task, bound.name, bound.path)
+        return now
 
     def _at_target(self, task: Task, name: str, path: str) -> Bound:
         """Return where a task goes whose target this is. Raises Postponed."""
@@ -255,7 +253,7 @@ class Webhooks:
             self._postpone(task, name, "unknown" if self._book.ready else "targets-not-read")
         if not target.serves(task.topic):
             self._postpone(task, name, "not-for-topic")
-        if target.paused:
+        if target.paused or target.change_id in self._pausing:
             self._postpone(task, name, "paused")
         try:
             opened = self._book.secrets(target)

@@ -188,7 +188,8 @@ def test_a_410_to_a_path_or_url_of_a_tasks_own_pauses_nothing(hook: Hook, receiv
 def test_of_the_tasks_of_a_target_that_is_gone_one_waits_for_its_pause(
     hook: Hook, receive: Receive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise all would wait one after the other while the first database hangs, and no other be sent."""
+    """Otherwise all would wait one after the other while the first database hangs, and no other be sent. None
+    is sent meanwhile, to die of the same answer."""
     receiver = receive(Reply(410))
     center, answers = hook(receiver).center, threading.Event()
     targets, webhooks = center.targets, sending(center)
@@ -208,6 +209,8 @@ def test_of_the_tasks_of_a_target_that_is_gone_one_waits_for_its_pause(
                 done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
                 assert {type(one.exception()) for one in done} == {Undelivered}
         assert not known(targets.get("gone")).paused
+        with pytest.raises(Postponed):
+            await webhooks.deliver(routed(5, target="gone"))
         answers.set()
         with pytest.raises(Undelivered):
             await left.pop()
@@ -215,6 +218,7 @@ def test_of_the_tasks_of_a_target_that_is_gone_one_waits_for_its_pause(
 
     asyncio.run(whole())
     assert known(targets.get("gone")).paused
+    assert len(receiver.got) == 5
 
 
 def test_what_cannot_be_sent_now_waits_and_uses_up_no_try(hook: Hook, receive: Receive) -> None:
@@ -312,24 +316,27 @@ def test_a_change_of_a_target_is_answered_when_every_sender_goes_by_it(hook: Hoo
         gateway.stop()
 
 
-def test_a_task_that_waits_for_its_turn_while_its_topic_is_paused_is_not_sent(
-    hook: Hook, receive: Receive
+@pytest.mark.parametrize("change", [{"paused": True}, {"target": "other"}], ids=["paused", "rerouted"])
+def test_a_task_that_waits_for_its_turn_while_its_topic_is_changed_is_not_sent(
+    hook: Hook, receive: Receive, change: dict[str, Any]
 ) -> None:
     receiver = receive()
     center = hook(receiver).center
-    center.targets.create("shop", receiver.url())
+    for name in ("shop", "other"):
+        center.targets.create(name, receiver.url())
+    topics.alter_topic(center, "hook", {"target": "shop"})
     webhooks = sending(center)
     enter = webhooks._limiter.enter
 
     async def wait(*given: Any) -> None:
-        topics.alter_topic(center, "hook", {"paused": True})
+        topics.alter_topic(center, "hook", change)
         center.catalog.refresh()
         await enter(*given)
 
     async def whole() -> None:
         webhooks._limiter.enter = wait  # type: ignore[assignment,method-assign]
         with pytest.raises(Postponed):
-            await webhooks.deliver(routed(1, target="shop"))
+            await webhooks.deliver(routed(1))
         await close(webhooks)
 
     asyncio.run(whole())
