@@ -29,6 +29,7 @@ from toc.model.minute import KEPT, MINUTE_MS
 from toc.model.task import TaskStatus
 from toc.observe.log import get_logger
 from toc.observe.metrics import PURGED
+from toc.store.servers.server import Locked
 from toc.store.store import Store
 from toc.store.tasks.batch import FINAL
 from toc.store.tasks.scan import Position
@@ -164,8 +165,9 @@ class Retention:
             topic = self._catalog.known_type(biz_type)
             PURGED.of("?" if topic is None else topic.name).add(count)
         for table, page in scanned.pages.items():
-            stays = [row.job_id in left for row in page if row.job_id in sizes]
-            if any(stays) and (len(page) < limit or all(stays)):
+            stays = [left.get(row.job_id) for row in page if row.job_id in sizes]
+            passed = len(page) == limit and not all(stays) and {*map(type, stays)} <= {Locked, type(None)}
+            if any(stays) and not passed:
                 continue  # the next cycle continues at the same position
             place = page[-1].position if page else starts[table]
             self._done[retention, status, table] = min(place, Position(now - OVERLAP_MS))

@@ -29,6 +29,7 @@ from toc.model.task import Content, TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.observe.metrics import PURGED
 from toc.store.servers.server import DatabaseServer
+from toc.store.servers.shards import Parts
 from toc.store.store import Store
 from toc.store.tasks.bodies import BODY_BYTES
 from toc.store.tasks.rows import bounded
@@ -317,6 +318,28 @@ def test_a_row_that_another_has_locked_keeps_no_others_and_goes_once_it_is_free(
         purging.clock.now += int(FORGET_SECONDS * 1000)
     purging.cycle()
     assert purging.left([held]) == set()
+
+
+def test_rows_of_a_server_that_did_not_answer_are_not_passed_over(
+    fresh_store: Store, old_row: NewRow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if others of their page went before."""
+    purging = Purging(fresh_store, topic=3600)
+    rows = [old_row(2 * HOUR, biz_type=7, biz_id=1) for _ in range(300)]
+    insert_many(fresh_store, rows)
+    delete = fresh_store.delete_ended
+
+    def half(sizes: dict[int, int]) -> Parts[int]:
+        monkeypatch.undo()
+        left = sorted(sizes)[::2]
+        deleted = delete({job_id: size for job_id, size in sizes.items() if job_id not in left})
+        deleted.failed |= dict.fromkeys(left, StoreUnavailable("away"))
+        return deleted
+
+    monkeypatch.setattr(fresh_store, "delete_ended", half)
+    for _ in range(3):
+        purging.cycle()
+    assert purging.left(rows) == set()
 
 
 def test_bodies_go_with_the_finished_rows_that_have_one(fresh_store: Store, old_row: NewRow) -> None:
