@@ -72,7 +72,8 @@ def create_token(
         check_grant(giver, roles, topics, expires_at, rate)
         first, given = _made(store.tokens.list(), giver, now - LATELY_MS)
         if given >= MAX_GIVEN:
-            raise NotGranted(f"token {first!r} has made {given} tokens: an operator may make more")
+            many = f"{given} tokens that live or ended within a day"
+            raise NotGranted(f"token {first!r} has made {many}: an operator may make more")
     secret = secret or PREFIX + secrets.token_urlsafe(SECRET_BYTES)
     store.tokens.create(token, digest(secret))
     return Made(token, secret)
