@@ -21,7 +21,7 @@ from toc.index.foreign import ForeignRedis
 from toc.model.clock import from_ms
 from toc.model.errors import DedupConflict, InvalidInput, NameTaken
 from toc.model.task import PutOutcome, TaskStatus
-from toc.model.topic import Topic
+from toc.model.topic import Topic, best_of
 from toc.model.verdict import Failure
 from toc.operate.templates import check_room, ensure_topic
 from toc.sdk.client import TimeoutCenter
@@ -134,10 +134,11 @@ class Importing:
         for name, template in {one.task.topic: one.template for one in found}.items():
             if self.dry_run and name not in self._topics:
                 known = self.center.catalog.refresh()
+                there = {one.pattern: one for one in (template, *self.center.store.templates.list())}
+                best = best_of(there.values(), name)
                 if name not in known:
-                    there = {one.pattern: one for one in self.center.store.templates.list()}
-                    check_room(there.get(template.pattern, template), name, {*known, *self._topics})
-                self._topics[name] = known.get(name) or template.topic(name, 0)
+                    check_room(best, name, {*known, *self._topics})
+                self._topics[name] = known.get(name) or best.topic(name, 0)
             elif not self.dry_run and name not in self.center.catalog.known():
                 with suppress(NameTaken):
                     self.center.store.templates.create(template)

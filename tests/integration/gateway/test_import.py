@@ -23,6 +23,7 @@ from toc.dialects.lmstfy_wire import new_job_id
 from toc.dialects.originals import UNREADABLE, _fields
 from toc.model.sharding import BizId
 from toc.model.task import TaskRow, TaskStatus
+from toc.model.topic import Template
 from toc.sdk.submission import LATEST_MS
 
 # A user who can but read: with it, nothing is ever changed.
@@ -356,12 +357,14 @@ def test_what_a_run_would_refuse_a_dry_run_tells_and_a_run_that_breaks_off_how_f
     report = imported(system, "youzan", url_of(other), "--dry-run", code=1)
     assert (report["different"], report["there_before"]) == (1, 3)
     system.center.store.templates.alter("youzan.*", {}, 7)
+    # which fits better
+    system.center.store.templates.create(Template("youzan.topic*", {"slot_amount": 4, "delivery": "pull"}, 6))
     for n in range(200):
         values = (f"topic{n % 20}", f"more{n}", now + 3600, 60, "body")
         other.set(f"more{n}", packed(dict(zip(KEYS_OF["0.4"], values, strict=True))))
     for options in (("--dry-run",), ()):
         report = imported(
-            system, "youzan", url_of(other), *options, code=1, says="as many topics as it allows (7)"
+            system, "youzan", url_of(other), *options, code=1, says="as many topics as it allows (6)"
         )
         assert sum(report["found"].values()) >= 100
     (done,) = system.center.store.audit.list(1)
