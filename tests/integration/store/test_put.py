@@ -169,6 +169,16 @@ def test_what_was_answered_before_is_asked_once_of_a_server_that_hangs(
         proxy.flow()
 
 
+def test_what_was_answered_before_is_asked_again_if_the_connection_breaks(
+    through_proxy: Store, proxy: Proxy
+) -> None:
+    answer = partial(through_proxy.requests.answer, Request.of("", secrets.token_hex(), b""), BizId.of(1))
+    assert answer() is None  # and a connection is open
+    proxy.eat(b"SELECT request_key")
+    assert answer() is None
+    assert proxy.stats.eaten == 1
+
+
 def test_a_claim_waits_for_its_answer_alone(mysql_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for as long as an answer may take, nor for that to another question."""
     for server, health in mysql_store._shards.health.items():

@@ -12,7 +12,7 @@ from toc.model.documents import parse_object
 from toc.model.errors import RequestReused, SchemaBehind, StoreUnavailable
 from toc.model.sharding import BizId
 from toc.model.task import Put, PutOutcome, Request
-from toc.store.servers.server import DatabaseServer, Result, Statement
+from toc.store.servers.server import DatabaseServer, Lost, Result, Statement
 from toc.store.servers.shards import Shards
 from toc.store.tasks import rows as sql
 
@@ -74,8 +74,8 @@ class Requests:
         return answer_of(request, answered(self._ask(server, [select(name, [request])])))
 
     def _ask(self, server: DatabaseServer, statements: Sequence[Statement]) -> list[Result]:
-        """Run statements on a server. Raises StoreUnavailable once it is known to be away or to hang: no
-        other call may need it, and so find out."""
+        """Run statements, which may be run twice, on a server. Raises StoreUnavailable once it is known to be
+        away or to hang: no other call may need it, and so find out."""
         health = self._shards.health[server]
         if health.away is not None:
             raise health.away
@@ -90,7 +90,9 @@ class Requests:
                 server.abandon(sent)
         except StoreUnavailable as exc:
             health.note(exc)
-            raise
+            if not isinstance(exc, Lost) or health.away is not None:
+                raise
+            return server.run(statements, outwait=False)
         raise StoreUnavailable(f"{server.name}: it does not answer")
 
     def purge(self, database: int, keep: int) -> bool:
