@@ -165,7 +165,7 @@ class Retention:
             topic = self._catalog.known_type(biz_type)
             PURGED.of("?" if topic is None else topic.name).add(count)
         for table, page in scanned.pages.items():
-            stays = [left.get(row.job_id) for row in page if row.job_id in sizes]
+            stays = [left.get(row.job_id) for row in page]
             passed = len(page) == limit and not all(stays) and {*map(type, stays)} <= {Locked, type(None)}
             if any(stays) and not passed:
                 continue  # the next cycle continues at the same position

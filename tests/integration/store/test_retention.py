@@ -296,15 +296,16 @@ def test_a_missing_table_of_records_keeps_nothing_else_from_being_purged(
     assert {line["event"] for line in logs} == {"purge_failed"}
 
 
-@pytest.mark.parametrize("same", [1, 300])
+@pytest.mark.parametrize(("same", "kept"), [(1, 0), (300, 0), (1, 300)])
 @pytest.mark.parametrize("place", ["mysql"], indirect=True)
 def test_a_row_that_another_has_locked_keeps_no_others_and_goes_once_it_is_free(
-    place: Any, fresh_store: Store, old_row: NewRow, same: int
+    place: Any, fresh_store: Store, old_row: NewRow, same: int, kept: int
 ) -> None:
-    purging = Purging(fresh_store, topic=3600)
-    held = old_row(2 * HOUR, biz_type=7, biz_id=1)
+    purging = Purging(fresh_store, topic=3600, long=100 * 3600)
+    held = old_row(2 * HOUR + 2, biz_type=7, biz_id=1)
     others = [old_row(2 * HOUR, biz_type=7, biz_id=biz_id) for biz_id in [1] * same + [3] * 300]
-    insert_many(fresh_store, [held, *others])
+    longer = [old_row(2 * HOUR + 1, biz_type=8, biz_id=1) for _ in range(kept)]
+    insert_many(fresh_store, [held, *others, *longer])
     table, another = (table_of_job(row.job_id, place.tables) for row in (held, others[-1]))
     assert table != another
     PURGED.of("topic").take()
@@ -314,7 +315,7 @@ def test_a_row_that_another_has_locked_keeps_no_others_and_goes_once_it_is_free(
         purging.cycle()
         assert purging.left([held, *others]) == ids(held)
         assert PURGED.of("topic").take() == len(others)
-    if same > LARGE_PAGE:  # it was passed over
+    if same + kept > LARGE_PAGE:  # it was passed over
         purging.clock.now += int(FORGET_SECONDS * 1000)
     purging.cycle()
     assert purging.left([held]) == set()
