@@ -225,8 +225,8 @@ def test_a_coroutine_past_max_runtime_is_cancelled_once_and_may_await_its_clean_
     submit = system.client.submit
     clean_up = CLEAN_UP_SECONDS - 2.5
     tidy = [
-        submit("test.async", biz_id=n, delay=0.3, attribute={"sleep": 3600, "clean_up": clean_up})
-        for n in range(4)
+        submit("test.async", biz_id=n, delay=0.3, attribute={"sleep": 3600, "clean_up": clean_up, **more})
+        for n, more in enumerate(({}, {}, {}, {"background": True}))
     ]
     system.wait(lambda: not system.pending(tidy), "they have failed", 30)
     assert daemon.workers() == before, "nobody had to be replaced"
@@ -235,6 +235,9 @@ def test_a_coroutine_past_max_runtime_is_cancelled_once_and_may_await_its_clean_
     neighbour = submit("test.sync", biz_id=10, delay=0.1, attribute={"sleep": 0.9})
     system.wait(lambda: not system.pending([endless]), "its try has failed", 20)
     system.wait(lambda: daemon.workers() not in ([], before), "another process serves", 20)
+    assert [event["reason"] for event in daemon.events("worker_recycled")] == [
+        "a handler ran longer than max_runtime"
+    ]
     began = {event.job_id: event.at for event in system.history() if event.event == "start"}
     took = [
         (event.at - began[event.job_id]) / 1e9

@@ -171,11 +171,21 @@ def on_thread(task: Task) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]) == 0
 
 
+_background: list[asyncio.Task[None]] = []
+
+
+async def _go_on_calling() -> None:
+    while True:
+        await asyncio.to_thread(time.sleep, 0.5)
+
+
 async def on_event_loop(task: Task) -> None:
     _loops[:] = [asyncio.get_running_loop()]
     with app.recorded(task, partial(broken_off, task)):
         if not _forks(task):
             _do(task)
+        if "background" in task.attribute:  # as a client's library does, once
+            _background.append(asyncio.create_task(_go_on_calling()))
         try:
             sleep = app.slept(task)
             # A child has no protection from others.

@@ -54,10 +54,11 @@ _running: ContextVar[Entry | None] = ContextVar("toc_running", default=None)
 class _Executor(ThreadPoolExecutor):
     """Threads for ``asyncio.to_thread``. Those of a topic are its own: its calls may never end."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         super().__init__(thread_name_prefix="asyncio")
-        self.calls: dict[Future[Any], Entry] = {}
-        """For which entry each call that has not ended was made."""
+        self._monotonic = monotonic
+        self.calls: dict[Future[Any], tuple[Entry, float]] = {}
+        """For which entry each call that has not ended was made, and when (monotonic)."""
         self._of_topic = defaultdict[str, ThreadPoolExecutor](ThreadPoolExecutor)
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
@@ -65,7 +66,7 @@ class _Executor(ThreadPoolExecutor):
         if (entry := _running.get()) is None:
             return super().submit(Context().run, fn, *args, **kwargs)
         call = self._of_topic[entry.topic.name].submit(Context().run, fn, *args, **kwargs)
-        self.calls[call] = entry
+        self.calls[call] = entry, self._monotonic()
         call.add_done_callback(self.calls.pop)
         return call
 
@@ -155,7 +156,7 @@ class HandlerLoop:
         self._lock = threading.Lock()
         self._closed = False
         self._loop = WatchedEventLoop()
-        self._executor = _Executor()
+        self._executor = _Executor(self._clock.monotonic)
         self._loop.set_default_executor(self._executor)
         self._thread = watched_thread(NAME, self._run, lambda: self._closed)
         self._answered = True
@@ -297,9 +298,12 @@ class HandlerLoop:
         task = self._tasks.get(entry.job_id)
         return task is not None and not task.begun
 
-    def calling(self) -> list[Entry]:
-        """Return the entries whose calls in ``asyncio.to_thread`` have not ended, even if they have."""
-        return list(self._executor.calls.values())
+    def outrun(self, now: float) -> set[str]:
+        """Return the topics of which calls in ``asyncio.to_thread`` last longer than max_runtime by
+        CLEAN_UP_SECONDS, whether or not their coroutines have ended."""
+        since = now - CLEAN_UP_SECONDS
+        calls = [one for one in list(self._executor.calls.values()) if one[0].handler.limited]
+        return {entry.topic.name for entry, at in calls if since - at > entry.topic.max_runtime}
 
     def cancel(self, entry: Entry) -> None:
         """Cancel the coroutine that runs this entry, once. Its whole batch fails with it."""

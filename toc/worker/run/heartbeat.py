@@ -44,9 +44,8 @@ class Heartbeat:
                 aging.setdefault(entry.slot, []).append(entry)
             if entry.state is State.RUNS and entry.handler.limited and entry.overtime(now) > 0:
                 self._end(entry, now)
-        for entry in self.dispatcher.event_loop.calling():
-            if entry.handler.limited and entry.overtime(now) > CLEAN_UP_SECONDS:
-                self.tools.recycle(f"a call of {entry.topic.name} in asyncio.to_thread outran max_runtime")
+        for topic in self.dispatcher.event_loop.outrun(now):
+            self.tools.recycle(f"a call of {topic} in asyncio.to_thread ran longer than max_runtime")
         if aging:
             self._extend(aging, now)
         return TICK_SECONDS
