@@ -478,6 +478,31 @@ def test_names_that_hang_hold_up_no_other() -> None:
     asyncio.run(whole())
 
 
+def test_a_name_that_has_had_its_turn_does_not_wait_for_that_of_another_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("toc.webhooks.connect.MAX_LOOKUPS", 4)  # one turn
+    began, over = Event(), Event()
+
+    def lookup(*_: object, **__: object) -> list[tuple[Any, ...]]:
+        began.set()
+        over.wait(60)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.7", 0))]
+
+    async def whole() -> None:
+        resolver = Resolver(Allow(["192.0.2.0/24"]).address, lookup)
+        one = asyncio.create_task(resolver.resolve("a.test", 443))
+        assert await asyncio.to_thread(began.wait, 60)
+        other = asyncio.create_task(resolver.resolve("a.test", 80))
+        await asyncio.sleep(0)
+        waiting = set(resolver.waiting)
+        over.set()
+        await asyncio.gather(one, other)
+        assert waiting == {("a.test", 80)}
+
+    asyncio.run(whole())
+
+
 @pytest.mark.parametrize("value", ["a\r\nX-Other: b", "a\nb", "a\rb", "a\0b"])
 def test_a_header_that_would_end_before_its_end_is_not_sent(value: str) -> None:
     check_headers({"A": "b"})

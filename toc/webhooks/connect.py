@@ -151,8 +151,8 @@ class Resolver(AbstractResolver):
         self._lookup = lookup
         self._threads = ThreadPoolExecutor(MAX_LOOKUPS, "toc-name")
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self.waiting: set[str] = set()
-        """Names that have had no turn yet."""
+        self.waiting: set[tuple[str, int]] = set()
+        """Names, with their ports, that have had no turn yet."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
@@ -161,10 +161,11 @@ class Resolver(AbstractResolver):
         found: list[ResolveResult] = []
         refused: AddressRefused | None = None
         turns = self._turns.setdefault(IN_NAME_OF.get(), asyncio.Semaphore(MAX_LOOKUPS // 4))
-        self.waiting.add(host)
+        self.waiting.add((host, port))
         try:
             async with turns:
-                infos = await asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, host)
+                loop = asyncio.get_running_loop()
+                infos = await loop.run_in_executor(self._threads, self._look_up, host, port)
         except RuntimeError as exc:  # can't start new thread
             raise OSError(str(exc)) from exc
         for kind, _type, proto, _name, address in infos:
@@ -183,8 +184,8 @@ class Resolver(AbstractResolver):
             raise refused or OSError(f"{host}: there is no address of this name")
         return found
 
-    def _look_up(self, host: str) -> Infos:
-        self.waiting.discard(host)
+    def _look_up(self, host: str, port: int) -> Infos:
+        self.waiting.discard((host, port))
         return self._lookup(host, 0, type=socket.SOCK_STREAM)
 
     async def close(self) -> None:

@@ -100,7 +100,7 @@ class Sender:
                         raise
                 return await post(keep=False)
         except (aiohttp.ClientError, OSError, ValueError, InvalidTarget) as exc:
-            if isinstance(exc, TimeoutError) and to.raw_host in self._resolver.waiting:
+            if isinstance(exc, TimeoutError) and (to.raw_host, to.port) in self._resolver.waiting:
                 raise Busy("too many names are looked up") from None
             return Response(None, reason(exc, seconds), _ms(began))
 
