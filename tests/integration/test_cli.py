@@ -26,7 +26,7 @@ from toc import CancelOutcome, NewTask, Settings, TaskStatus, TimeoutCenter, Top
 from toc.cli.main import main
 from toc.index.messages import Peek, Prepared, PrepareRequest
 from toc.model.bulk import BulkState
-from toc.model.errors import SchemaBehind, TopicDrift, TopicExists
+from toc.model.errors import PartialCancel, SchemaBehind, TopicDrift, TopicExists
 from toc.model.topic import Declaration
 from toc.model.verdict import Failure
 from toc.operate import bulk_jobs
@@ -262,6 +262,18 @@ def test_a_dry_run_of_one_task_counts_it_only_if_it_is_pending(
         assert toc.json(*command, "--topic", topic, *wanted, "--dry-run") == {f"would_{command[0]}": 1}
     past = ["--all", "--action-time", "2020-01-01T00:00:00Z", "--dry-run"]
     assert "not after now" in toc.refused("reschedule", "--topic", topic, *past), "as without --dry-run"
+
+
+def test_a_cancel_that_reached_some_tasks_only_has_failed_in_the_audit(
+    toc: Toc, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def partly(*_: object, **__: object) -> Record:
+        raise PartialCancel({7: CancelOutcome.CANCELLED}, [8])
+
+    monkeypatch.setattr(TimeoutCenter, "cancel_by_biz", partly)
+    assert toc("cancel", "--topic", topic, "--biz-id", 1).code == 4
+    (action,) = toc.json("audit", "--action", "tasks.cancel")
+    assert (action["outcome"], action["result"]["cancelled"]) == ("failed", 1)
 
 
 # --- slots and dead tasks -----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """All commands. Those that are made of an operation take all but this from its declaration: how the result is
 printed, and what the help adds."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -78,8 +79,13 @@ def _outcomes(done: str) -> Show:
     """Return what prints what came of one task or of many, and exits with 1 unless all are ``done``."""
 
     def show_outcomes(record: Record, *, as_json: bool) -> None:
-        show_one(record, as_json=as_json)
-        counts = {record["outcome"]: 1} if "outcome" in record else record
+        found = record.get("tasks")
+        if found is None:
+            show_one(record, as_json=as_json)
+            counts = {record["outcome"]: 1} if "outcome" in record else record
+        else:
+            show(found, as_json=as_json, empty="no such tasks")
+            counts = Counter(one["outcome"] for one in found)
         if any(key.startswith("would_") for key in record) or sum(counts.values()) <= counts.get(done, 0):
             return
         if "outcome" in record:

@@ -8,6 +8,7 @@ command line the command works on its job itself until it ends.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,9 +17,10 @@ from toc.model.access import Action as Right
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.clock import from_ms, to_ms
 from toc.model.documents import instant
-from toc.model.errors import InvalidInput, NotGranted, NotInFuture, UnknownBulk, shown
+from toc.model.errors import InvalidInput, NotGranted, NotInFuture, PartialCancel, UnknownBulk, shown
 from toc.model.task import RescheduleOutcome, TaskStatus
 from toc.model.topic import EVERYTHING
+from toc.operate.audit import audited
 from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
 from toc.operate.tasks import BIZ_ID, DRY_RUN, ERROR, TEXT, selection
 
@@ -283,8 +285,20 @@ def cancel(doing: Doing, *, dry_run: bool, rate: float | None = None, **which: A
         if dry_run:
             return {"would_cancel": _pending(doing, job_id)}
         return {"job_id": str(job_id), "outcome": doing.center.cancel(job_id).value}
-    ask = "biz_id" not in chosen
-    return count_or_do(doing, BulkKind.CANCEL, chosen, dry_run=dry_run, rate=rate, ask=ask)
+    if "biz_id" in chosen and not dry_run:
+        return {"tasks": _cancel_by_biz(doing, chosen["topic"], chosen["biz_id"])}
+    return count_or_do(doing, BulkKind.CANCEL, chosen, dry_run=dry_run, rate=rate)
+
+
+def _cancel_by_biz(doing: Doing, topic: str, biz_id: int | str) -> list[Record]:
+    with audited(doing.center.store, doing.by, "tasks.cancel", topic, biz_id=str(biz_id)) as record:
+        try:
+            outcomes = doing.center.cancel_by_biz(topic, biz_id=biz_id)
+        except PartialCancel as exc:
+            record.update(Counter(one.value for one in exc.outcomes.values()))
+            raise
+        record.update(Counter(one.value for one in outcomes.values()))
+    return [{"job_id": str(job_id), "outcome": outcome.value} for job_id, outcome in outcomes.items()]
 
 
 @operation(
