@@ -84,7 +84,7 @@ def test_a_task_goes_through_the_command_line(idle: Contract) -> None:
     moved = idle.json("reschedule", str(job_id), "--delay", "200d")  # of microseconds none is kept
     task = known(idle.center.get(job_id))
     assert datetime.fromisoformat(moved["action_time"]) == task.action_time
-    assert idle.json("get", str(job_id))["topic"] == task.topic
+    assert idle.json("get", str(job_id))["biz_type"] == task.biz_type
     cancelled = idle.json("cancel", str(job_id))
     assert str(cancelled["outcome"]).lower() == "cancelled"
     assert idle.center.cancel(job_id) is CancelOutcome.CANCELLED

@@ -191,7 +191,7 @@ PANELS = {
         task.submit, task.get,
         made(tasks.search, _rows(
             "tasks", "no such tasks",
-            "job_id topic biz_id status action_time next_time ended failed_tries attribute",
+            "job_id topic biz_id status action_time next_time ended attempt attribute",
             rare=_RARE, more=_MORE,
         ), "find", limit=replace(tasks.LIMIT, most=10_000)),
         made(late.late, _late, "late"),

@@ -13,7 +13,7 @@ from toc.model.documents import parse_instant
 from toc.model.errors import BodyGone, InvalidInput, UnknownTask, UnreadableTask
 from toc.model.task import OnConflict
 from toc.observe.tracing import is_traced, trace_id
-from toc.operate.records import task_or_damage, task_record
+from toc.operate.records import row_record, task_or_damage
 
 _KEEP = OnConflict.KEEP
 TEXT_TYPE = "text/plain; charset=utf-8"
@@ -103,7 +103,7 @@ def get(
             raise UnknownTask(f"there is no task {job_id}; {why}")
         topic = center.catalog.of_type(row.biz_type)
         name = f"biz_type-{row.biz_type}" if topic is None else topic.name
-        record = task_or_damage(task_record, row, name)
+        record = task_or_damage(row_record, row, name)
         content = None
         if row.body_length is not None and (body or "unreadable" not in record):
             try:

@@ -6,6 +6,7 @@ in tables. Nothing that asks a server is imported, so that commands start soon.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
@@ -158,6 +159,18 @@ def task_or_damage(show: Callable[[TaskRow, str], Any], row: TaskRow, topic: str
     except UnreadableTask as exc:
         return {"job_id": str(row.job_id), "topic": topic, "unreadable": str(exc)}
     return found
+
+
+def row_record(row: TaskRow, topic: str) -> Record:
+    """Show a task at the command line, with the columns that only operators need. Raises UnreadableTask."""
+    pending = row.status == TaskStatus.PENDING
+    return {
+        **task_record(row, topic),
+        "biz_type": row.biz_type,
+        "slot_amount": row.slot_amount,
+        "attempt": row.attempts + 1 if pending else None,
+        "due_in_seconds": round(row.action_time / 1000 - time.time(), 3) if pending else None,
+    }
 
 
 def without_query(url: str) -> str:

@@ -17,7 +17,7 @@ from toc.model.errors import shown as shown_text
 from toc.model.sharding import BizId
 from toc.model.task import TaskStatus
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
-from toc.operate.records import TaskShown, UnreadableShown, task_or_damage, task_record, task_shown
+from toc.operate.records import TaskShown, UnreadableShown, row_record, task_or_damage, task_shown
 
 if TYPE_CHECKING:
     from toc.model.catalog import TopicCatalog
@@ -150,6 +150,6 @@ def shown(doing: Doing, found: Page) -> Record:
     from toc.store.tasks.select import cursor_text
 
     values = doing.may(Right.READ_VALUES)
-    show = task_record if doing.token is None else partial(task_shown, values=values)
+    show = row_record if doing.token is None else partial(task_shown, values=values)
     tasks = [task_or_damage(show, row, topic) for row, topic in topics_of(doing, found.rows)]
     return {"tasks": tasks, "next": cursor_text(found.next)}

@@ -38,7 +38,7 @@ from toc.model.topic import Delivery
 from toc.operate import bulk_jobs as bulk
 from toc.operate import topics
 from toc.operate.operation import Doing
-from toc.operate.records import task_or_damage, task_record, task_shown
+from toc.operate.records import row_record, task_or_damage, task_shown
 from toc.operate.topics import resume
 from toc.pull.pulls import Pulls
 from toc.sdk import batcher
@@ -185,9 +185,9 @@ def test_damaged_values_make_their_own_rows_unreadable_alone(system: System) -> 
     for job_id in damaged:
         with pytest.raises(UnreadableTask):
             task_shown(rows[job_id], TOPIC, values=True)
-        assert "unreadable" in task_or_damage(task_record, rows[job_id], TOPIC)
+        assert "unreadable" in task_or_damage(row_record, rows[job_id], TOPIC)
     assert task_shown(rows[sound], TOPIC, values=True)["job_id"] == str(sound)
-    assert "unreadable" not in task_or_damage(task_record, rows[sound], TOPIC)
+    assert "unreadable" not in task_or_damage(row_record, rows[sound], TOPIC)
     assert store.read_tries([*damaged, sound]).keys() == {*damaged, sound}
     dying = [  # their consumers could not be told of them
         job_id
