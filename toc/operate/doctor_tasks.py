@@ -189,10 +189,8 @@ def due_soon_lines(center: TimeoutCenter, topics: list[Topic], spread: Spread) -
         found = _put_off(center, topics, where)
         for topic in topics:
             if ids := [row.job_id for row in found.rows if row.biz_type == topic.biz_type]:
-                yield Line(level, "tasks", topic.name, f"{count(len(ids), 'task')} {what}", do.format(ids[0]))
-    if found.more:
-        what = "for tasks given back, or that ended workers, only the first of each table were looked at"
-        yield Line(Level.NOTE, "tasks", "-", what, "toc get JOB_ID tells of any")
+                some = count(len(ids), "task") + " or more" * found.more
+                yield Line(level, "tasks", topic.name, f"{some} {what}", do.format(ids[0]))
 
 
 def _put_off(center: TimeoutCenter, topics: Iterable[Topic], judge: str) -> OverdueRows:

@@ -6,13 +6,14 @@ first in the database that its key chooses, with what was asked; a claim has no 
 """
 
 import json
+import time
 from collections.abc import Iterable, Sequence
 
 from toc.model.documents import parse_object
 from toc.model.errors import RequestReused, SchemaBehind, StoreUnavailable
 from toc.model.sharding import BizId
 from toc.model.task import Put, PutOutcome, Request
-from toc.store.servers.server import DatabaseServer, Lost, Result, Statement
+from toc.store.servers.server import LOST_FAST_SECONDS, DatabaseServer, Lost, Result, Statement
 from toc.store.servers.shards import Shards
 from toc.store.tasks import rows as sql
 
@@ -79,6 +80,7 @@ class Requests:
         health = self._shards.health[server]
         if health.away is not None:
             raise health.away
+        began = time.monotonic()
         try:
             sent = server.begin(statements)
             if sent is None:  # no connection is idle; opening one would take as long as the server likes
@@ -90,7 +92,8 @@ class Requests:
                 server.abandon(sent)
         except StoreUnavailable as exc:
             health.note(exc)
-            if not isinstance(exc, Lost) or health.away is not None:
+            took = time.monotonic() - began
+            if not isinstance(exc, Lost) or took > LOST_FAST_SECONDS or health.away is not None:
                 raise
             return server.run(statements, outwait=False)
         raise StoreUnavailable(f"{server.name}: it does not answer")
