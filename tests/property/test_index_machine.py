@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -113,6 +114,7 @@ class Hand:
     def __init__(self) -> None:
         self.waiting: list[Entry] = []
         self.running: list[Entry] = []
+        self.event_loop = SimpleNamespace(outrun=lambda _now: ())
 
     def follow_topics(self) -> float:
         """The catalog is as the machine has made it."""
