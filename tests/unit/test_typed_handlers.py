@@ -353,6 +353,36 @@ def test_what_is_late_already_is_given_back_for_an_hour_and_again_after_a_redriv
         redrive(toc.center, [job_id])
 
 
+def test_more_tasks_than_a_process_remembers_are_dead_in_time_and_leave_room(
+    toc: Toc, center: TimeoutCenter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toc.model.payload.MOST_TASKS", 2)
+
+    @center.handler("p.many")
+    def close(order: CloseOrder) -> None: ...
+
+    def looks(tasks: int, most: int) -> int:
+        for biz_id in range(tasks):
+            toc.center.submit("p.many", biz_id=biz_id, delay=1, attribute={"order": 1})
+        for look in range(most):
+            if not toc.tasks(status=TaskStatus.PENDING):
+                return look
+            with suppress(Misfit):
+                toc.advance("1m")
+        return most
+
+    toc.use(center)
+    assert looks(4, 500) < 500, "all are dead, those that it does not remember as well"
+    assert 60 <= looks(1, 80) < 80, "the dead are forgotten"
+    assert looks(2, 5) == 5
+    for task in toc.tasks(status=TaskStatus.PENDING):
+        toc.center.cancel(task.job_id)
+    with suppress(Misfit):
+        toc.advance("1s")  # one was taken already
+    toc.advance("3h")
+    assert 60 <= looks(1, 80) < 80, "so are those that have not come again for two hours"
+
+
 def test_the_version_whose_payload_it_is_runs_what_another_has_given_back(toc: Toc) -> None:
     older, newer = TimeoutCenter(), TimeoutCenter()
     got: list[Remind] = []

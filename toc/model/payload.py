@@ -13,6 +13,7 @@ from datetime import datetime
 from enum import Enum
 from functools import partial
 from itertools import starmap
+from threading import Lock
 from typing import Any, Generic, TypeVar
 
 from typing_extensions import is_typeddict
@@ -31,7 +32,7 @@ rolling deploy may take."""
 AGAIN_MS, MOST_MS = 1000, 60_000
 """When it is looked at again: after as long as it has been given back, at least and at most this."""
 MOST_TASKS = 100_000
-"""Of how many tasks a process knows since when."""
+"""Of how many tasks a process knows since when; what is more counts as the oldest of them does."""
 GIVEN_BACK = "given back for an hour"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 _LISTS = (list, tuple, deque)
@@ -119,8 +120,7 @@ class Payload(Generic[T]):
         try:
             return self.read(task)
         except InvalidPayload as exc:
-            do = ": give new fields a default"
-            raise self._patience.end(task, now_ms, exc, _fields(exc), do) from exc
+            raise self._patience.end(task, now_ms, exc, _fields(exc), ": give new fields a default") from exc
 
 
 class Patience:
@@ -129,13 +129,21 @@ class Patience:
 
     def __init__(self) -> None:
         self._since: dict[tuple[int, int], int] = {}
+        self._lock = Lock()
 
     def end(self, task: Task, now_ms: int, error: Exception, fields: str, do: str = "") -> Misfit | Dead:
         """Return how a try ends: with Misfit for PATIENCE_MS, as another version of the handler may run
         elsewhere; then with Dead. ``fields`` do not fit; ``do``: what helps."""
-        if len(self._since) > MOST_TASKS:  # most of them were read elsewhere
-            self._since = dict([*self._since.items()][MOST_TASKS // 2 :])
-        since = now_ms - self._since.setdefault((task.job_id, task.version), now_ms)
+        key = task.job_id, task.version
+        with self._lock:
+            since = now_ms - self._since.setdefault(key, now_ms)
+            if len(self._since) > MOST_TASKS:
+                oldest, at = next(iter(self._since.items()))
+                if now_ms - at <= 2 * PATIENCE_MS:  # else it was read elsewhere
+                    oldest, since = key, now_ms - at
+                del self._since[oldest]
+            if since >= PATIENCE_MS:
+                self._since.pop(key, None)
         if since < PATIENCE_MS:
             why = f"{error}; {GIVEN_BACK}, as another version may read it{do}"
             return Misfit(now_ms + min(max(since, AGAIN_MS), MOST_MS), why, fields)
