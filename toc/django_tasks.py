@@ -67,8 +67,8 @@ class TocBackend(BaseTaskBackend):  # type: ignore[misc]
 
 
 def handle(center: TimeoutCenter | AsyncTimeoutCenter, queue: str = "default") -> None:
-    """Register the handler of a queue. A try that fails is repeated as the topic says. A task that cannot be
-    imported, as in a rolling deploy, uses up no try and comes again; after an hour it is dead."""
+    """Register the handler of a queue. A try that fails is repeated as the topic says. A task that is
+    none here, as in a rolling deploy, uses up no try and comes again; after an hour it is dead."""
     patience = Patience()
 
     @_sync(center).handler(topic_of(queue))
@@ -76,7 +76,7 @@ def handle(center: TimeoutCenter | AsyncTimeoutCenter, queue: str = "default") -
         said = task.attribute if task.body is None else json.loads(task.body)
         try:
             wanted = import_string(said["task"]).using(queue_name=queue)
-        except ImportError as exc:
+        except (ImportError, AttributeError) as exc:  # of what is no task here
             raise patience.end(task, _sync(center).clock.now_ms(), exc, "task") from exc
         result = _result(wanted, str(task.job_id), said["args"], said["kwargs"], TaskResultStatus.RUNNING)
         object.__setattr__(result, "enqueued_at", parse_datetime(said["at"]))

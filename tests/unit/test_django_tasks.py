@@ -119,13 +119,15 @@ def test_what_fails_is_tried_again_and_its_context_counts_the_tries(shop: Any, k
     assert shop.ran == [(n, result.id, "ann@example.com") for n in (1, 2)]
 
 
+@pytest.mark.parametrize(("here", "why"), [({}, "remind"), ({"remind": len}, "using")], ids=["none", "other"])
 def test_a_task_that_another_version_has_is_given_back_and_then_dead(
-    shop: Any, kit: Toc, monkeypatch: pytest.MonkeyPatch
+    shop: Any, kit: Toc, monkeypatch: pytest.MonkeyPatch, here: dict[str, Any], why: str
 ) -> None:
     job_id = int(shop.remind.enqueue().id)
     monkeypatch.delattr(shop, "remind")
+    vars(shop).update(here)
     for _ in range(3):
-        with pytest.raises(Misfit, match="remind"):
+        with pytest.raises(Misfit, match=why):
             kit.advance("1m")
     assert known(kit.center.get(job_id)).attempt == 1
     while kit.tasks(status=TaskStatus.PENDING):
