@@ -226,7 +226,7 @@ def test_a_coroutine_past_max_runtime_is_cancelled_once_and_may_await_its_clean_
     clean_up = CLEAN_UP_SECONDS - 2.5
     tidy = [
         submit("test.async", biz_id=n, delay=0.3, attribute={"sleep": 3600, "clean_up": clean_up, **more})
-        for n, more in enumerate(({}, {}, {}, {"background": True}))
+        for n, more in enumerate(({}, {}, {"sleep": 0, "call": 3600}, {"background": 1}))
     ]
     system.wait(lambda: not system.pending(tidy), "they have failed", 30)
     assert daemon.workers() == before, "nobody had to be replaced"

@@ -164,9 +164,11 @@ class _Keeper(Keeper[_Life]):
             self._start_in(0, self._backoff(child) or 0.0)
 
     def _lost_threads(self) -> int:
-        handlers = sum(thread.name.startswith(HANDLERS[0]) for thread in threading.enumerate())
-        lives = self._children.values()
-        return max(handlers - sum(len(life.worker.dispatcher.handler_threads.threads) for life in lives), 0)
+        own = [life.worker.dispatcher for life in self._children.values()]
+        calls = {one.event_loop.call_threads for one in own}
+        names = [thread.name for thread in threading.enumerate() if thread.name.startswith(HANDLERS[0])]
+        handlers = sum(name.rpartition("_")[0] not in calls for name in names)
+        return max(handlers - sum(len(one.handler_threads.threads) for one in own), 0)
 
 
 class EmbeddedWorker:

@@ -63,6 +63,9 @@ class Shop:
 
     async def remind(self, task: Task) -> None:
         await asyncio.sleep(0.001)
+        if task.attribute.get("leave"):  # a call on a thread
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.to_thread(self.hang.wait, PATIENCE), 0.1)
         while task.attribute.get("hang") and not self.hang.is_set():
             await asyncio.sleep(0.01)
         self.runs.append((task.topic, task.biz_id, threading.current_thread().name))
@@ -227,12 +230,13 @@ def test_a_failure_where_the_database_is_asked_for_the_poller_begins_it_anew_and
 
 def test_a_handler_that_never_ends_is_charged_and_others_go_on(shop: Shop) -> None:
     with shop.center.worker(threads=1):
+        shop.ended(shop.center.submit("member.remind", biz_id=3, delay=0.1, attribute={"leave": True}))
         stuck = shop.center.submit("order.close", biz_id=1, delay=0.1, attribute={"hang": True}, tries=1)
         shop.ran(1)
         other = shop.center.submit("order.close", biz_id=2, delay=0.1)
         shop.ended(other)
         assert known(shop.center.get(stuck)).status is TaskStatus.DEAD
-        assert until(lambda: [one.member.lost_threads for one in living_workers(shop.center)] == [1])
+        assert until(lambda: [one.member.lost_threads for one in living_workers(shop.center)] == [2])
         shop.hang.set()
 
 

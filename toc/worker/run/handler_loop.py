@@ -6,10 +6,11 @@ event loop has seen them: a handler may block it, and what waits can be withdraw
 """
 
 import asyncio
+import os
 import sys
 import threading
 import traceback
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import Context, ContextVar
@@ -18,7 +19,7 @@ from functools import partial
 from itertools import dropwhile
 from typing import Any, TypeVar
 
-from toc.loop import WatchedEventLoop, dies, watched_thread
+from toc.loop import PREFIX, WatchedEventLoop, dies, watched_thread
 from toc.model.handler import Handler
 from toc.model.lateness import Cause
 from toc.model.raised import LIBRARIES, Delivered, Disturbed
@@ -45,6 +46,8 @@ has ended."""
 CLEAN_UP_SECONDS = 5.0
 """How long a coroutine that was cancelled because of max_runtime may clean up. After that its process is
 replaced, as for a thread that does not end."""
+CALL_THREADS = min(32, (os.cpu_count() or 1) + 4)
+"""How many calls in ``asyncio.to_thread`` of one topic run at once."""
 
 
 _running: ContextVar[Entry | None] = ContextVar("toc_running", default=None)
@@ -54,12 +57,12 @@ _running: ContextVar[Entry | None] = ContextVar("toc_running", default=None)
 class _Executor(ThreadPoolExecutor):
     """Threads for ``asyncio.to_thread``. Those of a topic are its own: its calls may never end."""
 
-    def __init__(self, monotonic: Callable[[], float]) -> None:
+    def __init__(self, monotonic: Callable[[], float], name: str) -> None:
         super().__init__(thread_name_prefix="asyncio")
         self._monotonic = monotonic
         self.calls: dict[Future[Any], tuple[Entry, float]] = {}
         """For which entry each call that has not ended was made, and when (monotonic)."""
-        self._of_topic = defaultdict[str, ThreadPoolExecutor](ThreadPoolExecutor)
+        self._of_topic = defaultdict[str, ThreadPoolExecutor](partial(ThreadPoolExecutor, CALL_THREADS, name))
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         """Run ``fn`` on a thread, in a context of its own: what others have set there is not seen."""
@@ -156,7 +159,9 @@ class HandlerLoop:
         self._lock = threading.Lock()
         self._closed = False
         self._loop = WatchedEventLoop()
-        self._executor = _Executor(self._clock.monotonic)
+        self.call_threads = f"{PREFIX}handler-call-{calls.tools.worker_id}"
+        """How the threads for topics' calls are named, before "_" and a number."""
+        self._executor = _Executor(self._clock.monotonic, self.call_threads)
         self._loop.set_default_executor(self._executor)
         self._thread = watched_thread(NAME, self._run, lambda: self._closed)
         self._answered = True
@@ -299,11 +304,12 @@ class HandlerLoop:
         return task is not None and not task.begun
 
     def outrun(self, now: float) -> set[str]:
-        """Return the topics of which calls in ``asyncio.to_thread`` last longer than max_runtime by
-        CLEAN_UP_SECONDS, whether or not their coroutines have ended."""
+        """Return the topics all of whose threads run calls in ``asyncio.to_thread`` that last longer than
+        max_runtime by CLEAN_UP_SECONDS, whether or not their coroutines have ended."""
         since = now - CLEAN_UP_SECONDS
         calls = [one for one in list(self._executor.calls.values()) if one[0].handler.limited]
-        return {entry.topic.name for entry, at in calls if since - at > entry.topic.max_runtime}
+        outrun = Counter(entry.topic.name for entry, at in calls if since - at > entry.topic.max_runtime)
+        return {topic for topic, count in outrun.items() if count >= CALL_THREADS}
 
     def cancel(self, entry: Entry) -> None:
         """Cancel the coroutine that runs this entry, once. Its whole batch fails with it."""
@@ -330,6 +336,7 @@ class HandlerLoop:
             log.error("event_loop_stopped")
             self._calls.tools.recycle("a handler stopped the event loop")
             self._loop.run_forever()
+        self._executor.shutdown(wait=False)
         if not asyncio.all_tasks(self._loop):  # else they were given up, perhaps while they clean up
             self._loop.close()
 

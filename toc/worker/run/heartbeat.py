@@ -24,8 +24,8 @@ class Heartbeat:
 
     A coroutine that runs too long is cancelled, once, and may clean up. A thread cannot be cancelled. If the
     handler does not end, its try is marked failed and its late result is ignored. Before that the process
-    asks for a successor, so that it takes nothing more. It also does for a call that a coroutine has left to
-    a thread.
+    asks for a successor, so that it takes nothing more. It also does once calls that coroutines have left to
+    threads keep all threads of their topic.
     """
 
     tools: Tools
@@ -45,7 +45,7 @@ class Heartbeat:
             if entry.state is State.RUNS and entry.handler.limited and entry.overtime(now) > 0:
                 self._end(entry, now)
         for topic in self.dispatcher.event_loop.outrun(now):
-            self.tools.recycle(f"a call of {topic} in asyncio.to_thread ran longer than max_runtime")
+            self.tools.recycle(f"calls of {topic} in asyncio.to_thread keep all its threads past max_runtime")
         if aging:
             self._extend(aging, now)
         return TICK_SECONDS
