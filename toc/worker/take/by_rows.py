@@ -18,8 +18,8 @@ If the poller prepares such a task later, ``Inflight`` finds its id. Other worke
 row. Each database server has a loop of its own: one that hangs delays no task of the others.
 """
 
-import heapq
 import threading
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -73,41 +73,13 @@ DueTask = tuple[int, int, Slot]
 """When a task is due (ms), its job_id, its slot."""
 
 
-class _Due:
-    """The rows of our slots of one topic, the first due first."""
-
-    def __init__(self) -> None:
-        self._rows: list[DueTask] = []
-        self._known: set[DueTask] = set()
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @property
-    def first(self) -> int:
-        """When the first is due (ms); there must be one."""
-        return self._rows[0][0]
-
-    def add(self, row: DueTask) -> None:
-        """Add a row, unless it is known."""
-        if row not in self._known:
-            self._known.add(row)
-            heapq.heappush(self._rows, row)
-
-    def pop(self) -> DueTask:
-        """Remove and return the first."""
-        row = heapq.heappop(self._rows)
-        self._known.discard(row)
-        return row
-
-
 @dataclass(slots=True)
 class _Plan:
     """What is known of one database server's rows. Used by its loop alone."""
 
     server: int
-    due: dict[str, _Due] = field(default_factory=dict)
-    """By topic. A row that has changed since is refused a lease."""
+    due: dict[str, list[DueTask]] = field(default_factory=dict)
+    """By topic, the first due last. A row that has changed since is refused a lease."""
     anew: bool = True
     """Whether to read all tables, whatever is left of the round."""
     left: dict[int, Position] = field(default_factory=dict)
@@ -252,11 +224,16 @@ class RowTaker:
             plan.left |= {table: page[-1].position for table, page in pages.items() if len(page) == PAGE}
             found = list(chain.from_iterable(pages.values()))
             locked = self.tools.store.locked(row.job_id for row in found)
+            plan.rows += len(found)
+            fresh: defaultdict[str, set[DueTask]] = defaultdict(set)
             for row in found:
-                plan.rows += 1
                 slot = topics[row.biz_type].slot(row.slot_crc, row.slot_amount)
                 if slot in slots and row.job_id not in locked:
-                    plan.due.setdefault(slot.topic, _Due()).add((row.next_time, row.job_id, slot))
+                    fresh[slot.topic].add((row.next_time, row.job_id, slot))
+            for name, some in fresh.items():
+                rows = plan.due.setdefault(name, [])
+                rows += some.difference(rows)  # the round before has read some of them
+                rows.sort(reverse=True)
         now = self.tools.clock.monotonic()
         if plan.left:  # rests for as long as it has read: what is due meanwhile is taken
             plan.look_at = now + now - began
@@ -284,7 +261,7 @@ class RowTaker:
         wait = LOOK_SECONDS
         for name, topic in self._served(list(plan.due)).items():
             rows = plan.due[name]
-            if rows and rows.first <= self.tools.clock.now_ms():
+            if rows and rows[-1][0] <= self.tools.clock.now_ms():
                 room = min(self.dispatcher.room(name), MAX_TAKEN - len(entries))
                 if room <= 0:
                     self.dispatcher.want_room(name)
@@ -293,20 +270,20 @@ class RowTaker:
                 wait = wait if chosen else PACE_MS / 1000
                 entries += chosen
             if rows:
-                wait = min(wait, max(rows.first / 1000 - self.tools.clock.time(), GATHER_SECONDS))
+                wait = min(wait, max(rows[-1][0] / 1000 - self.tools.clock.time(), GATHER_SECONDS))
         if entries:
             plan.taken_at = self.tools.clock.monotonic()
             self._start(plan, entries)
         return wait
 
-    def _choose(self, topic: Topic, rows: _Due, slots: Collection[Slot], room: int) -> list[Entry]:
+    def _choose(self, topic: Topic, rows: list[DueTask], slots: Collection[Slot], room: int) -> list[Entry]:
         """Hold those of a topic's rows that are due, those that have waited longest first."""
         now, at = self.tools.clock.monotonic(), self.tools.clock.now_ms()
-        limited = topic.resume_rate > 0 and rows.first < topic.resumed_at
+        limited = topic.resume_rate > 0 and rows[-1][0] < topic.resumed_at
         owned = sum(slot.topic == topic.name for slot in slots) if limited else 0
         tokens = self._resume.tokens(topic, owned) if limited else room
         chosen: list[Entry] = []
-        while rows and rows.first <= at and len(chosen) < min(room, tokens):
+        while rows and rows[-1][0] <= at and len(chosen) < min(room, tokens):
             _, job_id, slot = rows.pop()
             entry = Entry(job_id, slot, NO_FENCE, topic, self.tools.handlers[topic.name], at, now)
             if slot in slots and self.tools.inflight.hold_if_free(entry):
