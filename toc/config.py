@@ -241,9 +241,8 @@ class Settings(BaseSettings):
                 if port is not None and not (
                     port.isdecimal() and port.isascii() and len(port) < 6 and 0 < int(port) < 65_536
                 ):
-                    # Without "@" it may be the password of a user, with the host left out.
-                    plain = "@" in url or port.isdecimal()
-                    what = shown(port) if plain else "what follows the host's colon"
+                    # Not shown: without "@" it may be the password of a user, with the host left out.
+                    what = f"what follows {shown(f'{host}:')}"
                     raise ValueError(f"{what} is not a port; expected a number from 1 to 65535")
         return value
 

@@ -219,10 +219,9 @@ def _granted_unread(patch: pytest.MonkeyPatch) -> None:
     )
     want = Ledger.want
 
-    def at_once(self: Ledger, wanted: set[Slot], held: set[Slot]) -> bool:
-        changed = want(self, wanted, held)
+    def at_once(self: Ledger, wanted: set[Slot], held: set[Slot]) -> None:
+        want(self, wanted, held)
         self.granted |= self.listed
-        return changed
 
     patch.setattr(Ledger, "want", at_once)
 

@@ -53,7 +53,7 @@ class Leader:
     spread: Spread = ONE_SERVER
 
     def __post_init__(self) -> None:
-        self._topics: dict[str, int] = {}
+        self.topics: dict[str, int] = {}
         self._deliveries: dict[str, str] = {}
         self._members: dict[str, Member | None] = {}
         """The workers as read, by worker_id, None for what is not understood. A watch tells of changes: to
@@ -73,9 +73,9 @@ class Leader:
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str]) -> bool:
         """Set what to assign. Returns whether it changed."""
-        if (self._topics, self._deliveries) == (dict(topics), dict(deliveries)):
+        if (self.topics, self._deliveries) == (dict(topics), dict(deliveries)):
             return False
-        self._topics, self._deliveries = dict(topics), dict(deliveries)
+        self.topics, self._deliveries = dict(topics), dict(deliveries)
         self.inputs_changed()
         return True
 
@@ -138,7 +138,7 @@ class Leader:
         self, node: str, assignment: dict[str, Assigned], dead: frozenset[str], ours: Set[str]
     ) -> bool:
         """Compute the assignment and write what has changed, if it is time. False if a write was refused."""
-        topics = self._topics
+        topics = self.topics
         workers = self._read_members()
         wanted = read_intents(self.session, watch=True)
         present = {member.worker_id for member in workers}

@@ -138,14 +138,11 @@ class Ledger:
         """The other rows as first read with their present beat, and when (monotonic)."""
         self._read_at = float("-inf")
 
-    def want(self, wanted: Collection[Slot], held: Collection[Slot]) -> bool:
-        """List what is wanted and free, and keep what our workers hold. Returns whether that is to be
-        written."""
-        before = self.listed
-        fresh = set(wanted) - before - self._elsewhere
-        self.listed = before.intersection(wanted).union(held, fresh)
+    def want(self, wanted: Collection[Slot], held: Collection[Slot]) -> None:
+        """List what is wanted and free, and keep what our workers hold."""
+        fresh = set(wanted) - self.listed - self._elsewhere
+        self.listed = self.listed.intersection(wanted).union(held, fresh)
         self.granted &= self.listed
-        return self.listed != before
 
     def read(self, rows: Iterable[MemberRow], sent: Collection[Slot], began: float) -> bool:
         """Learn of the living rows, as read after a write that began at ``began`` and listed ``sent``.

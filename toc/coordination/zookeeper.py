@@ -78,9 +78,8 @@ class ZooKeeperCoordinator:
         )  # fmt: skip
         self._host = host
         self._local_names = LocalNames.of(host)
-        self._leader = Leader(self._session, host, self._clock, gather, spread)
+        self.leader = Leader(self._session, host, self._clock, gather, spread)
         self._started = False
-        self._topics: Mapping[str, int] = {}
 
         # the state in ZooKeeper, as far as known
         self._session_id = 0  # the session of our nodes; 0: none yet
@@ -119,8 +118,7 @@ class ZooKeeperCoordinator:
 
     def set_topics(self, topics: Mapping[str, int], deliveries: Mapping[str, str] | None = None) -> None:
         """Set what to assign: topic -> number of slots."""
-        self._topics = dict(topics)
-        if self._leader.set_topics(topics, deliveries or {}):
+        if self.leader.set_topics(topics, deliveries or {}):
             self._assignment = {
                 name: each for name, each in self._assignment.items() if each.version >= 0 or name in topics
             }
@@ -197,14 +195,9 @@ class ZooKeeperCoordinator:
         """Whether this host is drained, as far as known."""
         return self._drained
 
-    @property
-    def leading(self) -> bool:
-        """Whether this daemon leads, as far as it knows."""
-        return self._leader.leading
-
     def unowned(self) -> frozenset[Slot]:
         """Return the slots that no worker may have; none if another daemon leads."""
-        if not self.leading:
+        if not self.leader.leading:
             return frozenset()
         return frozenset(
             Slot(topic, number)
@@ -249,7 +242,7 @@ class ZooKeeperCoordinator:
             self._verify(session_id)
         self._write_changes(session_id)
         self._refresh()
-        wait, refused = self._leader.step(self._assignment, self._dead, self._members.keys())
+        wait, refused = self.leader.step(self._assignment, self._dead, self._members.keys())
         if refused:
             self._session.read_everything()
             wait = 0.0
@@ -265,11 +258,11 @@ class ZooKeeperCoordinator:
         gone = [name for name, before in self._directories.items() if not _same(before, found[name])]
         if lost or gone:
             log.warning("zookeeper_nodes_lost", directories=gone, was_drained=self._drained)
-            self._leader.nodes_lost()
+            self.leader.nodes_lost()
         self._session.make_directories()
         self._directories = self._session.directories()
         self._verify_at = time.monotonic() + _VERIFY
-        self._leader.enroll(session_id)
+        self.leader.enroll(session_id)
         self._session.read_everything()
         self._write_changes(session_id)
         self._session_id = session_id
@@ -337,12 +330,12 @@ class ZooKeeperCoordinator:
         everything, changed = self._session.take_changes()
         dirty = {name for name in DIRECTORIES if everything or "" in changed.get(name, ())}
         topics = changed.get("assignment", set()) - {""}
-        self._leader.forget(None if everything else changed.get("workers", ()))
+        self.leader.forget(None if everything else changed.get("workers", ()))
         self._claims.unblock(None if everything else changed.get("slots", ()))
         if everything:
             topics.update(self._assignment)
         if "leader" in dirty:
-            self._leader.find_leader()
+            self.leader.find_leader()
         if "assignment" in dirty:
             names = self._names("assignment")
             topics |= names ^ {name for name, each in self._assignment.items() if each.version >= 0}
@@ -352,7 +345,7 @@ class ZooKeeperCoordinator:
         if "drain" in dirty:
             self._drained = self._host in self._names("drain")
         if dirty.intersection(INPUTS):
-            self._leader.inputs_changed()
+            self.leader.inputs_changed()
 
     def _names(self, directory: str) -> frozenset[str]:
         """Return the names of nodes in a directory, and watch it."""
@@ -364,14 +357,14 @@ class ZooKeeperCoordinator:
             node = nodes.get(name)
             if node is not None and (owners := znodes.owners_of(name, node.data)):
                 if (read := znodes.Assigned(owners, node.version)) != self._assignment.get(name):
-                    self._leader.inputs_changed()  # another wrote it, perhaps by hand
+                    self.leader.inputs_changed()  # another wrote it, perhaps by hand
                 self._assignment[name] = read
             elif node is not None:  # another program's: without it, the leader writes what is in force
                 self._session.delete("assignment", [name])
-            elif (known := self._assignment.pop(name, None)) and name in self._topics:
+            elif (known := self._assignment.pop(name, None)) and name in self.leader.topics:
                 # Its node was deleted. It stays in force, and the leader writes it again.
                 self._assignment[name] = znodes.Assigned(known.owners, -1)
-                self._leader.inputs_changed()
+                self.leader.inputs_changed()
 
 
 def _same(before: Directory | None, now: Directory | None) -> bool:

@@ -138,7 +138,7 @@ class Daemons:
 
     def settled(self) -> bool:
         """Whether ZooKeeper tells what is: each worker, one leader, and each slot with who holds it."""
-        if sum(daemon.coordinator.leading for daemon in self.all) != 1:
+        if sum(daemon.coordinator.leader.leading for daemon in self.all) != 1:
             return False
         rows = self.rows()
         shown = {Slot(row.topic, row.number): row.owner for row in rows if row.owner == row.assigned}
@@ -275,7 +275,7 @@ def test_the_leader_removes_markers_of_old_deaths(daemons: Daemons, monkeypatch:
 
 def test_an_assignment_that_changed_since_it_was_read_is_not_overwritten(daemons: Daemons) -> None:
     first = daemons.start("a")
-    daemons.until(lambda: daemons.calm() and first.coordinator.leading)
+    daemons.until(lambda: daemons.calm() and first.coordinator.leader.leading)
     root = f"/toc/{daemons.cluster}"
     (leads,) = daemons.onlooker.get_children(f"{root}/leader")
     there = known(daemons.read("assignment/order.close"))
@@ -439,7 +439,7 @@ def test_a_claim_that_no_session_holds_is_nobodys(daemons: Daemons) -> None:
 
 def test_a_leader_that_knows_a_worker_notices_what_it_tells_anew(daemons: Daemons) -> None:
     leader = daemons.start("a")
-    daemons.until(lambda: leader.coordinator.leading)
+    daemons.until(lambda: leader.coordinator.leader.leading)
     other = daemons.start("b")
     daemons.until(lambda: daemons.calm() and daemons.settled())
     light = len(other.slots)

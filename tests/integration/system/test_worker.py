@@ -350,7 +350,7 @@ def test_a_server_that_has_been_away_for_long_makes_the_rows_of_no_other_wait(
 def test_the_next_look_at_the_topics_assigns_a_new_one_and_comes_soon(system: System) -> None:
     """Its first task, such as a webhook, waits for it."""
     told: list[object] = []
-    topics = WorkerSlots(system.center, system.settings, lambda: told.append(None))._topics
+    topics = WorkerSlots(system.center, system.settings, lambda: told.append(None)).topics
     topics.loop.turn()
     told.clear()
     system.center.store.topics.create(Topic("new", 77, 2, delivery=Delivery.WEBHOOK))
@@ -368,7 +368,7 @@ def test_a_daemon_with_zookeeper_says_so_in_the_rows_unless_another_does(
         for host in ("a", "b", "c", "d"):
             settings = system.settings.model_copy(update={"host": host, "zookeeper": "127.0.0.1:1"})
             center = stack.enter_context(TimeoutCenter(settings))
-            hosts.append(WorkerSlots(center, settings, lambda: None)._topics)
+            hosts.append(WorkerSlots(center, settings, lambda: None).topics)
         first, second, third, fourth = hosts
         for one, said in ((first, ["a"]), (second, ["a"])):
             one.loop.turn()

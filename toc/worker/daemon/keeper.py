@@ -87,7 +87,7 @@ class Keeper(ABC, Generic[C]):
 
     def _turn(self) -> None:
         """Start what is missing, align slots, and listen until something is to be done again."""
-        if self._slots.index_switched and self._stop_at is None:
+        if self._slots.topics.switched and self._stop_at is None:
             log.critical("index_switched", do="start it again with the settings of the others")
             self._stop()
         stopping = self._stop_at is not None

@@ -109,7 +109,7 @@ class WorkerSlots:
 
     def __init__(self, center: TimeoutCenter, settings: Settings, wake: Callable[[], None]) -> None:
         self.coordinator = _coordinator(settings, center.store.members, wake)
-        self._topics = _Topics(center, wake)
+        self.topics = _Topics(center, wake)
         self._names = LocalNames.of(settings.host)
         self.name = self._names.name
         """Returns a name for a new process of a place."""
@@ -133,17 +133,12 @@ class WorkerSlots:
     def start(self) -> None:
         """Enter the cluster. Raises CoordinationUnavailable."""
         self.coordinator.start()
-        self.coordinator.set_topics(*self._topics.assigned())
-        self._topics.loop.start()
-
-    @property
-    def index_switched(self) -> bool:
-        """Whether the index was switched on or off meanwhile, so that ours must not go on."""
-        return self._topics.switched
+        self.coordinator.set_topics(*self.topics.assigned())
+        self.topics.loop.start()
 
     def stop(self) -> None:
         """Leave the cluster."""
-        self._topics.stop()
+        self.topics.stop()
         self.coordinator.stop()
 
     def take_out(self, child: Child, *, known_dead: bool) -> None:
@@ -187,7 +182,7 @@ class WorkerSlots:
         self.step_at = float("inf") if due is None else time.monotonic() + due
         if stopping:
             return
-        self.coordinator.set_topics(*self._topics.assigned())
+        self.coordinator.set_topics(*self.topics.assigned())
         dead = frozenset(self.coordinator.dead_workers())
         if dead != self.dead:
             self.dead = dead

@@ -126,12 +126,12 @@ class Daemon(Keeper[WorkerProcess]):
     ) -> None:  # fmt: skip
         self.monitor = Monitor(center, settings)
         self.beside = beside
-        self._processes = settings.processes + self.beside.processes
-        """How many processes there should be: the workers, and after them the processes of
-        ``beside``."""
+        self._alone_index = settings.processes + self.beside.processes
+        """The index of the process that runs suspects alone. There are as many others: the workers, and
+        after them the processes of ``beside``."""
         serves = self.beside.deliveries | {Delivery.HANDLER.value}
         serves |= {Delivery.WEBHOOK.value} if webhooks else set()
-        super().__init__(center, settings, workers=self._processes, serves=serves)
+        super().__init__(center, settings, workers=self._alone_index, serves=serves)
         self._metrics = self.monitor.address
         self._command, self._cwd = command, cwd
         self._options = ["--webhooks"] if webhooks else []
@@ -200,7 +200,7 @@ class Daemon(Keeper[WorkerProcess]):
         self.monitor.tell(
             State(
                 now,
-                self._processes,
+                self._alone_index,
                 workers=Counter(one.doing for one in children if one.index != self._alone_index),
                 owned=_without_tables(held),
                 moving=_without_tables(moving),
@@ -230,11 +230,6 @@ class Daemon(Keeper[WorkerProcess]):
             elif self._alone.idle():
                 child.leaving = True
                 child.link.send("stop")
-
-    @property
-    def _alone_index(self) -> int:
-        """The index of the process that runs suspects alone: after those of all others."""
-        return self._processes
 
     def _consumes(self, child: WorkerProcess) -> bool:
         """Whether the process is a worker, not one beside the workers."""
