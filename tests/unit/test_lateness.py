@@ -74,10 +74,12 @@ def test_where_causes_overlap_the_first_counts(found: list[Span], seconds: float
     assert fill(DUE, at(seconds), [whole, *found], REST) == [span(Cause.PAUSED, 0, seconds)]
 
 
-@given(spans, st.floats(0.001, 60), st.integers(0, 9))
-def test_a_row_keeps_the_largest_shares_of_a_version(found: list[Span], seconds: float, version: int) -> None:
+@given(spans, st.floats(0.001, 60), st.integers(0, 9), st.sampled_from([(), (at(1.5), at(1.75))]))
+def test_a_row_keeps_the_largest_shares_of_a_version(
+    found: list[Span], seconds: float, version: int, stages: tuple[int, ...]
+) -> None:
     filled = fill(DUE, at(seconds), found, REST)
-    start = LateStart(version, DUE, at(seconds), filled)
+    start = LateStart(version, DUE, at(seconds), filled, *stages)
     assert late_starts(start.line(), version) == [start._replace(spans=filled[:3])]
     assert late_starts(start.line(), version + 1) == []
     assert len(start.line()) * 2 < MAX_LATE_CHARS

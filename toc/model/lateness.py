@@ -102,12 +102,15 @@ class Span(NamedTuple):
 
 class LateStart(NamedTuple):
     """A try of ``version`` that was due at ``due`` and started at ``started`` (ms), or was put off until
-    then. The spans do not overlap; the largest comes first."""
+    then. The spans do not overlap; the largest comes first. ``taken`` and ``read`` are when a worker took it
+    from its queue and had read its row (ms; 0: no worker did)."""
 
     version: int
     due: int
     started: int
     spans: Sequence[Span]
+    taken: int = 0
+    read: int = 0
 
     @property
     def cause(self) -> Cause:
@@ -121,7 +124,8 @@ class LateStart(NamedTuple):
             f'["{cause.value}",{since - due:d},{until - since:d},"{_plain(evidence)}"]'
             for cause, since, until, evidence in self.spans[:SHARES]
         ]
-        return f"[{self.version:d},{due:d},{self.started - due:d},[{','.join(spans)}]]\n"
+        stages = "".join(f",{at - due:d}" for at in (self.taken, self.read) if at)
+        return f"[{self.version:d},{due:d},{self.started - due:d},[{','.join(spans)}]{stages}]\n"
 
 
 @lru_cache(256)
@@ -138,15 +142,16 @@ def late_starts(text: str | None, version: int) -> list[LateStart]:
     found = []
     for line in (text or "").split("\n"):
         try:
-            of, due, took, spans = parse(line)
+            of, due, took, spans, *stages = parse(line)
             parts = [
                 Span(Cause(cause), int(due + since), int(due + since + ms), str(evidence))
                 for cause, since, ms, evidence in spans
             ]
-            for at in (due, due + took, *(time for part in parts for time in part[1:3])):
+            times = [int(due + at) for at in stages[:2]]
+            for at in (due, due + took, *times, *(time for part in parts for time in part[1:3])):
                 instant(at)
             if of == version:
-                found.append(LateStart(of, int(due), int(due + took), parts))
+                found.append(LateStart(of, int(due), int(due + took), parts, *times))
         # the first line, cut off, or of a later version of toc
         except (ValueError, TypeError, OverflowError):
             continue
@@ -274,6 +279,9 @@ class Why(NamedTuple):
     waits: bool = False
     tried: bool = False
     """Whether a try of it has failed, where it waits."""
+    taken: int = 0
+    read: int = 0
+    """As in LateStart, of the start."""
 
     @property
     def named(self) -> Sequence[Span]:
@@ -300,6 +308,8 @@ class Why(NamedTuple):
         """Return it for display."""
         return {
             "seconds": seconds(self.started - self.due),
+            "prepared": instant(self.taken) if self.taken else None,
+            "row_read": instant(self.read) if self.read else None,
             "started": None if self.waits else instant(self.started),
             "cause": self.spans[0].cause.value,
             "sentence": self.sentence(),
@@ -336,10 +346,11 @@ def explain(
     consumer has ended, of which there is no other record.
     """
     last = tries[-1].at if tries else due
+    taken = read = 0
     if ended is None:
         until = now
     elif starts and starts[-1].started >= last:
-        until = starts[-1].started
+        until, taken, read = starts[-1].started, starts[-1].taken, starts[-1].read
     elif tries or lapsed:
         until = ended  # its last try started at some time before
     else:
@@ -360,7 +371,8 @@ def explain(
     else:  # a row keeps the last lines: those before say the same, as a target that waits writes many
         put_off = bool(starts) and starts[0].cause is Cause.TARGET
         rest = starts[0].spans[0] if put_off else Span(Cause.UNKNOWN, 0, 0)
-    return Why(due, until, fill(due, until, spans, rest), ended is None, bool(tries) or lapsed)
+    filled = fill(due, until, spans, rest)
+    return Why(due, until, filled, ended is None, bool(tries) or lapsed, taken, read)
 
 
 def _count(tries: Sequence[Tried]) -> str:

@@ -78,11 +78,13 @@ class Share(TypedDict):
 class LateShown(TypedDict):
     """Why a task started so many ``seconds`` late, or is that late so far: then ``started`` is null.
 
-    ``cause`` is that of the largest share, which come first; ``sentence`` says it for people, ``remedy`` what
-    to do about it.
+    ``prepared`` is when its worker took it from its queue, ``row_read`` when the row was known. ``cause`` is
+    that of the largest share, which come first; ``sentence`` says it for people, ``remedy`` what to do.
     """
 
     seconds: float
+    prepared: str | None
+    row_read: str | None
     started: str | None
     cause: str
     sentence: str

@@ -56,7 +56,8 @@ class LateStarts(Holdups):
             again = error is None and row.attempts and started - row.action_time > LATE_MS
             if started - row.next_time <= LATE_MS and until is None and not again:
                 continue
-            late = LateStart(row.version, row.next_time, max(started, until or 0), ())
+            times = [int((at + wall) * 1000) + entry.behind if at else 0 for at in (entry.held, entry.read)]
+            late = LateStart(row.version, row.next_time, max(started, until or 0), (), *times)
             if self.may_write():
                 spans = self._spans(entry, started, wall, server)
                 if until is not None and error is not None:

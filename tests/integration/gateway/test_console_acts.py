@@ -408,7 +408,7 @@ def test_who_sees_some_topics_is_told_of_no_server(shared: Gateway, monkeypatch:
     server = center.store._shards.servers[center.store.server_of(job_id)]
     due, ended = server.instant(now - 9000), server.instant(now)
     sets = f"status={TaskStatus.PROCESSED:d},action_time={due},next_time={ended},late=%s"
-    change(center.store, job_id, sets, LateStart(0, now - 9000, now, spans).line())
+    change(center.store, job_id, sets, LateStart(0, now - 9000, now, spans, now - 20, now - 10).line())
     shared.make_token("scoped", "read", topics=("test.*",))
     shared.make_token("whole", "read")
     away = Answers[Any]({}, {0: StoreUnavailable(f"{SERVER} away")})
@@ -421,6 +421,9 @@ def test_who_sees_some_topics_is_told_of_no_server(shared: Gateway, monkeypatch:
         browser = Browser(shared, name)
         for path in (f"/tasks/{job_id}", "/late"):
             assert (SERVER in browser.get(path).html) is told, (name, path)
+        life = browser.get(f"/tasks/{job_id}").html.partition("Its life")[2]
+        steps = ("stored", "due", "prepared", "row read", "started", "processed")
+        assert all(re.search(rf">\s*{step}\s*<", life) for step in steps), life
         token = next(one for one in center.store.tokens.list() if one.name == name)
         missing = show.do(Doing(center, name, show.right, token))["missing"]
         assert len(missing) == 1

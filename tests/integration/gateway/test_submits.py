@@ -467,7 +467,9 @@ def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(
     assert told["cause"] == "paused"
     assert told["sentence"].startswith("It started ")
     assert told["seconds"] == pytest.approx(sum(one["seconds"] for one in told["shares"]))
-    assert datetime.fromisoformat(told["started"]) > at + timedelta(seconds=1)
+    stages = [datetime.fromisoformat(told[one]) for one in ("prepared", "row_read", "started")]
+    assert at + timedelta(seconds=1) < stages[0]
+    assert stages == sorted(stages)
     assert by_command(system, made, monkeypatch) == told
 
     enough = system.directory / "enough"

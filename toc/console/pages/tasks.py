@@ -26,6 +26,7 @@ TASK = columns(
 LIFE = columns("at: When, what, status: HTTP status, seconds: Took, error: Error or answer")
 SHARES = columns("cause, seconds: For, since, evidence")
 RUNNING = columns("job_id: Task, slot, host, owner: Worker, since")
+STAGES = ("prepared", "row read", "started")
 SOME = "Others may run: not all due tasks were looked at, or not all tables answered."
 JOB_ID = re.compile(r"[1-9][0-9]{0,18}")
 
@@ -131,7 +132,7 @@ def life(one: Mapping[str, Any], tries: Iterable[Mapping[str, Any]]) -> list[dic
         *({**each, "what": _outcome(each)} for each in tries),
     ]
     if late := one.get("late"):
-        steps.append({"at": late["started"], "what": "started"})
+        steps += [{"at": late[one.replace(" ", "_")], "what": one} for one in STAGES]
     if one["next_time"] not in (None, one["action_time"]):
         steps.append({"at": one["next_time"], "what": "next try"})
     steps += [{"at": one["expires_at"], "what": "expires"}, {"at": one["ended"], "what": one["status"]}]
