@@ -316,7 +316,6 @@ class Sweeper:
         self._refill_counts = SweepCounts()
         self._refill_wanted = self._refill_began = self._refilled = -inf
         """When a loss was seen, when the last refill began, and the last complete one (monotonic)."""
-        self._failing_since: float | None = None
         self._complains = RateLimit(self._clock)
 
     def refill(self) -> None:
@@ -342,21 +341,12 @@ class Sweeper:
             self._begin_refill(now)
         due = next((each for each in self._rounds() if each.at <= now), None)
         if due is not None and (error := self._step(due, now)) is not None:
-            return self._failed(now, error)
-        if due is not None and self._failing_since is not None:
-            log.info("sweep_resumed", seconds=round(now - self._failing_since, 1))
-            self._failing_since = None
+            SWEEP_FAILURES.of().add()
+            if self._complains():
+                log.warning("sweep_failed", error=str(error))
+            return RETRY_SECONDS
         until = min(each.at for each in self._rounds())
         return max(0.0, until - self._clock.monotonic())
-
-    def _failed(self, now: float, error: Trouble) -> float:
-        SWEEP_FAILURES.of().add()
-        if self._failing_since is None:
-            self._failing_since = now
-            self._complains = RateLimit(self._clock)
-        if self._complains():
-            log.warning("sweep_failed", error=str(error))
-        return RETRY_SECONDS
 
     def _rounds(self) -> Iterable[Round]:
         """The rounds of all passes, what is urgent first. Without an index only overdue rows matter: some are

@@ -330,7 +330,7 @@ def test_it_starts_while_the_database_is_away_and_works_once_that_is_back(
                     assert until(lambda: both <= set(_told(logs)), PATIENCE)
                     time.sleep(5)  # what is asked each second or two is asked again
                     proxy.accept()
-                    assert until(lambda: "sweep_resumed" in _told(logs), PATIENCE)
+                    assert until(lambda: "database_back" in _told(logs), PATIENCE)
                 assert max(_told(logs).values()) == 1, logs
             proxy.refuse()
             with worker:
