@@ -645,7 +645,7 @@ def test_connections_that_one_busy_moment_has_opened_are_closed_when_nobody_uses
                 list(pool.map(find, range(4)))
         store.close_unused()
         assert connections() > before  # they were used just now
-        monkeypatch.setattr("toc.store.servers.pool.UNUSED_SECONDS", 0.0)
+        monkeypatch.setattr("toc.store.servers.server.UNUSED_SECONDS", 0.0)
         store.close_unused()
         assert until(lambda: connections() == before)
     engine.dispose()

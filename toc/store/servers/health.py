@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
+from toc.model.fork import call_in_children
 from toc.observe.log import get_logger
 from toc.store.servers import server as db
 from toc.store.servers.server import ALIVE, DatabaseServer, Statement
@@ -58,7 +59,8 @@ JOIN_SECONDS = 2.0
 
 
 class Health:
-    """The marks of one server. ``names`` are the SQL names of all tables, by number. Thread-safe.
+    """The marks of one server. ``names`` are the SQL names of all tables, by number. Thread-safe; a forked
+    child begins without marks.
 
     ``alone``: there is no other server.
     """
@@ -67,6 +69,10 @@ class Health:
         self._server = server
         self._alone = alone
         self._names = names
+        self._start_anew()
+        call_in_children(self._start_anew)
+
+    def _start_anew(self) -> None:
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
@@ -205,12 +211,6 @@ class Health:
         with self._lock:
             self._closed = threading.Event()  # a thread that is still at work keeps the one that is set
             self.away, self._aside = None, {}  # without the thread that asks nothing would take them away
-
-    def after_fork(self) -> None:
-        """In a forked child: forget all marks; no thread asks."""
-        self._lock = threading.RLock()
-        self._thread, self._closed = None, threading.Event()
-        self.away, self._aside, self._average = None, {}, None
 
     # --- the thread that asks what is marked
 

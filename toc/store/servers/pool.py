@@ -12,6 +12,8 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from toc.model.fork import call_in_children
+
 if TYPE_CHECKING:
     from toc.store.servers.mysql import MySqlConnection
     from toc.store.servers.sqlite import SqliteConnection
@@ -45,7 +47,8 @@ class PooledConnection:
 
 class Pool:
     """Connections to one server, each lent to one thread at a time: at most ``size``, opened by ``connect``
-    on demand; the most recently used goes first. ``take`` waits up to ``wait_seconds`` for one. Thread-safe.
+    on demand; the most recently used goes first. ``take`` waits up to ``wait_seconds`` for one. Thread- and
+    fork-safe.
 
     An exception can come between any two steps of the borrowing thread: from a signal handler, or from code
     that limits a call's time. So nothing here is counted up and down. A connection's place is free again
@@ -59,16 +62,20 @@ class Pool:
         self._size = size
         self._wait_seconds = wait_seconds
         self._idle: deque[PooledConnection] = deque()
+        self._inherited: list[PooledConnection] = []
+        """In a forked child the idle connections of its parent, which are not the child's to close."""
+        self._start_anew()
+        call_in_children(self._start_anew)
+
+    def _start_anew(self) -> None:
+        self._inherited += self._idle
+        self._idle.clear()
         self._places: set[weakref.ref[PooledConnection]] = set()
         self._lock = threading.RLock()
         self._renewed_at = float("-inf")
         """Connections that were opened before this are closed when they are given back (monotonic)."""
         self._freed: SimpleQueue[None] = SimpleQueue()
         """Wakes waiters; may wake them more often than needed."""
-
-    def recreate(self) -> Pool:
-        """Return an empty pool of the same kind."""
-        return Pool(self._connect, self._size, self._wait_seconds)
 
     def take(self, *, wait: bool = True) -> PooledConnection | None:
         """Take a connection, to be given back or dropped; None if all are lent, also after a ``wait``. Raises
@@ -110,7 +117,7 @@ class Pool:
             return
         link.used = time.monotonic()
         self._put_back(link)
-        self.close_unused()
+        self.close(UNUSED_SECONDS)
 
     def _put_back(self, link: PooledConnection) -> None:
         """Take back an idle connection that was not used."""
@@ -128,10 +135,6 @@ class Pool:
         """Close all connections: the idle ones now, those that are lent when they are given back."""
         self._renewed_at = time.monotonic()
         self.close()
-
-    def close_unused(self) -> None:
-        """Close the connections that nobody has used for UNUSED_SECONDS."""
-        self.close(UNUSED_SECONDS)
 
     def close(self, unused: float = 0.0) -> None:
         """Close the connections that have been idle for so many seconds. The pool opens others if it is used

@@ -19,7 +19,7 @@ from sqlalchemy import Dialect
 
 from toc.model.errors import InvalidInput, StoreUnavailable
 from toc.sockets import none_left
-from toc.store.servers.pool import Pool, PooledConnection
+from toc.store.servers.pool import UNUSED_SECONDS, Pool, PooledConnection
 
 Param = str | bytes | None
 """Types of a parameter; all other values are numbers and part of the SQL."""
@@ -107,7 +107,6 @@ class DatabaseServer(ABC):
         """host:port, or the path of a SQLite file: for messages, never a password."""
         self.databases = databases
         self._pool = pool
-        self._inherited: list[Pool] = []
 
     def run(
         self, statements: Sequence[Statement], *, transaction: bool = False, again: bool = True,
@@ -142,7 +141,7 @@ class DatabaseServer(ABC):
 
     def close_unused(self) -> None:
         """Close the connections that nobody has used for a minute."""
-        self._pool.close_unused()
+        self._pool.close(UNUSED_SECONDS)
 
     def answers(self, seconds: float) -> bool:
         """Whether an idle connection, however long it was, answers within ``seconds``. If not, close it."""
@@ -223,11 +222,6 @@ class DatabaseServer(ABC):
         """Return the time (ms) by its clock."""
         ((milliseconds,),) = self.run([Statement(f"SELECT {self.milliseconds(self.from_now(0))}")])[0].rows
         return int(milliseconds)
-
-    def after_fork(self) -> None:
-        """In a forked child: leave the parent's connections alone (do not close them) and open new ones."""
-        self._inherited.append(self._pool)
-        self._pool = self._pool.recreate()
 
     def close(self) -> None:
         """Close all connections, those that are in use once they are not. The server stays usable; it

@@ -6,7 +6,6 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar, Unpack
 from urllib.parse import unquote
@@ -16,7 +15,6 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from toc.model.errors import ConfigError, SchemaBehind, StoreUnavailable
-from toc.model.fork import call_in_children
 from toc.model.sharding import table_of_job
 from toc.store import schema
 from toc.store.servers.health import LOCKED_SECONDS, Health
@@ -153,8 +151,8 @@ class Shards:
         self.topic_server = self.servers[0]
         self.first = schema.first_tables(MetaData(None if layout.sqlite else layout.database_name(0)))
         """The tables that only the first database has, on ``topic_server``, by name."""
-        self._threads = self._new_threads()
-        call_in_children(self._after_fork)
+        self._threads = Threads(4 * len(self.servers), "toc-store")
+        self.soon, self.run_detached = self._threads.soon, self._threads.run_detached
 
     def _named(self, name_of: Callable[[int], str]) -> list[str]:
         """Return the SQL name of a table beside each task table."""
@@ -291,31 +289,13 @@ class Shards:
                 else:
                     parts.failed[job_id] = exc
 
-    def soon(self, do: Callable[[], R]) -> Future[R]:
-        """Run ``do`` on another thread, which no signal handler uses, for callers that must not wait."""
-        return self._threads.soon(do)
-
-    def run_detached(self, do: Callable[[], object]) -> None:
-        """Run ``do`` on such a thread for no caller. Its error goes to ``threading.excepthook``."""
-        self._threads.run_detached(do)
-
     def close(self) -> None:
         """Close idle connections and threads."""
         for health in self.health.values():
             health.close()
-        threads, self._threads = self._threads, self._new_threads()
-        threads.close()
+        self._threads.close()
         for server in self.servers:
             server.close()
-
-    def _after_fork(self) -> None:
-        """In a forked child: leave the parent's connections alone."""
-        for server in self.servers:
-            server.after_fork()
-            self.health[server].after_fork()
-
-    def _new_threads(self) -> Threads:
-        return Threads(4 * len(self.servers), "toc-store")  # starts threads only when used
 
 
 def _parse(text: str) -> URL:
