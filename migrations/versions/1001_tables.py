@@ -337,13 +337,6 @@ def upgrade() -> None:
         context.config.attributes["migrated"](revision, first + len(part))
 
 
-def downgrade() -> None:
-    tables = list(context.config.attributes["tables"])
-    sharded = [name.format(n=f"{table:04d}") for table in tables for name in SHARDED]
-    names = [*sharded, *IN_EACH_DATABASE, *(IN_THE_FIRST_DATABASE if 0 in tables else ())]
-    context.config.attributes["execute"]([f"DROP TABLE IF EXISTS {name}" for name in names])
-
-
 def _create(name: str, columns: str, index: tuple[str, str] | None, n: str = "") -> list[str]:
     sqlite = op.get_bind().dialect.name == "sqlite"
     name, columns = name.format(n=n), columns.format(n=n, **(SQLITE if sqlite else MYSQL))

@@ -24,7 +24,7 @@ from toc.model.errors import IndexUnavailable, SchemaBehind, StoreUnavailable
 from toc.model.task import TaskStatus
 from toc.model.topic import SLOT_AMOUNTS, Delivery, Slot, Topic
 from toc.observe.log import get_logger
-from toc.observe.metrics import EXPIRED_TASKS, ROWS_WITHOUT_TOPIC, SWEEP_ADDED, SWEEP_ROWS, TRIES
+from toc.observe.metrics import EXPIRED_TASKS, ROWS_WITHOUT_TOPIC, SWEEP_ADDED, TRIES
 from toc.store.store import Store
 from toc.store.tasks.batch import Guard
 from toc.store.tasks.scan import DueRow
@@ -193,7 +193,6 @@ class Sweep:
                     log.warning("sweep_not_indexed", slot=str(slot), error=str(result))
             else:
                 added += result
-        SWEEP_ROWS.of().add(rows)
         SWEEP_ADDED.of(queue).add(added)
         return SweepCounts(rows, added, failed, broken)
 

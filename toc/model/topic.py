@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, Self
 
@@ -326,15 +326,6 @@ class Template:
             raise
         except (ValueError, TypeError) as exc:
             raise InvalidTopic(str(exc)) from exc
-
-    def altered(self, policies: Mapping[str, Any], most_topics: int | None) -> Template:
-        """Return the template with some policies changed, and with another cap unless
-        ``most_topics`` is None.
-
-        Raises InvalidInput.
-        """
-        cap = self.most_topics if most_topics is None else most_topics
-        return replace(self, policies={**self.policies, **policies}, most_topics=cap)
 
 
 def best_of(templates: Iterable[Template], name: str) -> Template:

@@ -117,7 +117,6 @@ STEP = _histogram("toc_step_duration_seconds", "step",
 
 # --- the sweep and the refill of the index
 
-SWEEP_ROWS = _counter("toc_sweep_rows", "", "Rows that the sweep has compared with the index.")
 SWEEP_ADDED = _counter("toc_sweep_added_entries", "queue",
     "Entries that the sweep found missing or too late, and added.")
 SWEEP_FAILURES = _counter("toc_sweep_failures", "", "Steps of the sweep that failed at a database server.")

@@ -66,11 +66,9 @@ class Migrator:
                 f"{gone[0]}, though others of this cluster have theirs: is this the right server? Restore "
                 "what is lost, or run `toc db upgrade --new`, which makes it anew and empty"
             )
-        self._each_database(lambda config: command.upgrade(config, "head"), progress)
-
-    def downgrade(self, revision: str, progress: Progress = lambda *_: None) -> None:
-        """Take every database back to a revision; ``base`` drops all tables with their data."""
-        self._each_database(lambda config: command.downgrade(config, revision), progress)
+        for url, server in zip(self._layout.urls, self._shards().servers, strict=True):
+            for database in server.databases:
+                self._upgrade_one(url, server, database, progress)
 
     def check(self) -> list[ShardStatus]:
         """Return the schema of every database, in order."""
@@ -91,16 +89,13 @@ class Migrator:
             self._layout, connect_timeout=connect, read_timeout=read, write_timeout=write, pool_size=1
         )
 
-    def _each_database(self, run: Callable[[Config], None], progress: Progress) -> None:
-        shards = self._shards()
-        for url, server in zip(self._layout.urls, shards.servers, strict=True):
-            for database in server.databases:
-                name = self._layout.database_name(database)
-                with _translated(server):
-                    if not self._layout.sqlite:
-                        self._create_database(url, name)
-                    with self._connection(url, name) as connection:
-                        run(self._config(connection, server, database, progress))
+    def _upgrade_one(self, url: URL, server: DatabaseServer, database: int, progress: Progress) -> None:
+        name = self._layout.database_name(database)
+        with _translated(server):
+            if not self._layout.sqlite:
+                self._create_database(url, name)
+            with self._connection(url, name) as connection:
+                command.upgrade(self._config(connection, server, database, progress), "head")
 
     def _config(
         self, connection: Connection, server: DatabaseServer, database: int, progress: Progress

@@ -170,13 +170,15 @@ class TemplateTable(NamedTable[Template]):
         self._add(taken, **values, **_values(template))
 
     def alter(self, pattern: str, policies: Mapping[str, Any], most_topics: int | None) -> Template:
-        """Change policies of a template, or its cap. Topics that it has made stay as they are.
+        """Change policies of a template, and its cap unless that is None. Topics that it has made stay as
+        they are.
 
         Raises UnknownTemplate and InvalidInput.
         """
         for _ in range(REPEATS):
             template, version = self._find(pattern)
-            changed = template.altered(policies, most_topics)
+            cap = template.most_topics if most_topics is None else most_topics
+            changed = replace(template, policies={**template.policies, **policies}, most_topics=cap)
             if self._update(self._at(pattern, version), **_values(changed)):
                 return changed
         raise self._keeps_changing(pattern)
