@@ -7,14 +7,13 @@ would keep everybody else's waiting, or have them refused.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
 from toc.gateway.exchange import CURRENT, current_sender
 from toc.gateway.shares import Shares
-from toc.model.errors import Busy, StoreUnavailable, TocError, UnknownTopic
+from toc.model.errors import StoreUnavailable, TocError, UnknownTopic
 from toc.model.pull import PullLease
 from toc.model.task import TaskRow
 from toc.model.topic import Topic, check_native
@@ -24,6 +23,7 @@ from toc.operate.tokens import TokenBook
 from toc.pull.pulls import Pulls
 from toc.sdk.batcher import Batcher
 from toc.sdk.client import TimeoutCenter
+from toc.store.servers.threads import Threads
 
 SMALL_TEXT = 64 << 10
 """Bytes of JSON that are parsed on the event loop."""
@@ -37,10 +37,10 @@ R = TypeVar("R")
 
 
 class Line:
-    """Calls that wait for the threads of one pool. For one event loop."""
+    """Calls that wait for threads of their own, which end with it. For one event loop."""
 
     def __init__(self, name: str, most: int = MAX_CALLS, threads: int = THREADS) -> None:
-        self._pool = ThreadPoolExecutor(threads, f"toc-{name}")
+        self._threads = Threads(threads, f"toc-{name}")
         self._of_one = max(1, threads - 1)
         self._free = asyncio.Semaphore(threads)
         self._own: dict[str, asyncio.Semaphore] = {}
@@ -51,7 +51,6 @@ class Line:
         """Run it on a thread, once one is free for this sender. Raises Busy, and what it raises."""
         self._calls.take(sender)
         held: list[asyncio.Semaphore] = []
-        refused = False
 
         def ended(_: object = None) -> None:
             for places in held:
@@ -60,29 +59,17 @@ class Line:
             if sender not in self._calls:
                 del self._own[sender]
 
-        def run() -> Any:
-            if refused:  # no thread could be started, but the call is in the pool's queue
-                raise Busy("nobody waits for it")
-            return do()
-
         own = self._own.setdefault(sender, asyncio.Semaphore(self._of_one))
         try:
             for places in (own, self._free):
                 await places.acquire()
                 held.append(places)
-            work = asyncio.get_running_loop().run_in_executor(self._pool, run)
-        except BaseException as exc:
-            refused = True
+            work = asyncio.wrap_future(self._threads.soon(do))
+        except BaseException:
             ended()
-            if isinstance(exc, RuntimeError):  # can't start new thread
-                raise Busy("this process can start no further thread; try again in a moment") from exc
             raise
         work.add_done_callback(ended)  # the thread is busy until then, also if the client leaves
         return await asyncio.shield(work)
-
-    def close(self) -> None:
-        """End the threads once their present work is done."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Service:
@@ -199,5 +186,4 @@ class Service:
     async def close(self) -> None:
         """End the threads once their present work is done."""
         await asyncio.gather(self.batcher.close(), self.pulls.stop())
-        for line in self._lines.values():
-            line.close()
+        self._lines.clear()

@@ -451,7 +451,6 @@ async def test_one_sender_has_neither_all_places_of_a_line_nor_its_last_thread()
         assert began[THREADS] == "other" or began[THREADS + 1] == "other", "in turns"
     finally:
         over.set()
-        line.close()
 
 
 @pytest.mark.parametrize("what", ["submit", "ack", "extend"])
