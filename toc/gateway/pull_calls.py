@@ -23,6 +23,7 @@ from toc.model.documents import biz_id, instant, whole_text
 from toc.model.errors import InvalidLease, TocError
 from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import MAX_RETRY_SECONDS, Content, Task
+from toc.model.topic import Delivery
 from toc.operate.records import STATUS, TaskKnown
 from toc.pull.handed_out import HandedOut
 from toc.pull.pulls import DEFAULT_TTR_SECONDS, MAX_TASKS, MAX_TOPICS, MAX_WAIT_SECONDS
@@ -259,8 +260,8 @@ async def _for_each(
 
 
 async def _visible(asked: Asked, texts: Iterable[str]) -> tuple[dict[str, PullLease], dict[str, Any]]:
-    """Return by their texts the leases of topics that the token may use; and with the error those for which
-    this cannot be decided now."""
+    """Return by their texts the leases of pulled topics that the token may use; and with the error those for
+    which this cannot be decided now."""
     topic_of = asked.service.center.catalog.known_type
     leases: dict[str, PullLease] = {}
     for text in texts:
@@ -273,13 +274,13 @@ async def _visible(asked: Asked, texts: Iterable[str]) -> tuple[dict[str, PullLe
         topic = topic_of(lease.biz_type)
         if topic is None:
             untold[text] = error
-        elif asked.may(topic.name):
+        elif asked.may(topic.name) and topic.delivery is Delivery.PULL:
             own[text] = lease
     return own, untold
 
 
 def _answer(lease: str, result: Any, told: Callable[[Any], dict[str, Any]]) -> dict[str, Any] | Problem:
-    if result is None or isinstance(result, InvalidLease):
+    if result is None:
         return Problem(problems.UNKNOWN_LEASE, "there is no such lease", outcome="unknown")
     if isinstance(result, TocError):
         problem = problems.problem_of(result)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from toc.failpoint import failpoint
 from toc.model.clock import from_ms
-from toc.model.errors import InvalidLease, NotPulled, TocError, UnreadableTask
+from toc.model.errors import NotPulled, TocError, UnreadableTask
 from toc.model.pull import AckOutcome, LeaseOutcome, PullLease
 from toc.model.task import TaskStatus
 from toc.model.topic import Delivery, Slot, Topic
@@ -45,8 +45,6 @@ HASTY_SECONDS = 1.5
 """How long a pull that does not wait may take to learn that nothing is due."""
 STOP_SECONDS = 5.0
 
-Leases = Iterable[str | PullLease]
-"""Their texts, as they were handed out, or what was read of these."""
 LEASE_BYTES = 100
 """Of a lease in a statement, about."""
 
@@ -241,17 +239,16 @@ class Pulls:
         pull.progress()
         self._waiting.loop.call_later(LAST_SECONDS, pull.end)
 
-    async def ack(self, leases: Leases) -> list[AckOutcome | TocError]:
+    async def ack(self, leases: Iterable[PullLease]) -> list[AckOutcome | TocError]:
         """Mark tasks as processed, also after their lease has ended. Returns what came of each, in order.
 
-        Leases are texts as they were handed out, or read (``parse``). An error, such as InvalidLease,
-        StoreUnavailable or Busy, concerns its lease alone; repeating is safe. InvalidLease: it was never
-        handed out, or its topic is no longer pulled.
+        Their topics must be known here, and be pulled. An error, such as StoreUnavailable or Busy, concerns
+        its lease alone; repeating is safe.
         """
-        return await self._ask(leases, "ack", None)
+        return await self._ask(leases, "ack")
 
     async def nack(
-        self, leases: Leases, *, delay: float | None = None, dead: bool = False, error: str = ""
+        self, leases: Iterable[PullLease], *, delay: float | None = None, dead: bool = False, error: str = ""
     ) -> list[LeaseOutcome | TocError]:
         """Give tasks back as failed, due again after ``delay`` seconds (default: the topic's backoff).
 
@@ -261,7 +258,9 @@ class Pulls:
         wish = NackWish(delay_ms, dead, error or "its consumer gave it back")
         return await self._ask(leases, "nack", wish)
 
-    async def extend(self, leases: Leases, *, ttr: float) -> list[datetime | LeaseOutcome | TocError]:
+    async def extend(
+        self, leases: Iterable[PullLease], *, ttr: float
+    ) -> list[datetime | LeaseOutcome | TocError]:
         """Let living leases last ``ttr`` seconds from now, never less than they do, and in all at most the
         topic's max_runtime since the hand-out.
 
@@ -326,26 +325,8 @@ class Pulls:
             raise NotPulled(f"tasks of topic {name!r} are not pulled: its delivery is {topic.delivery}")
         return topic
 
-    async def _ask(self, leases: Leases, verb: str, wish: NackWish | int | None) -> list[Any]:
+    async def _ask(
+        self, leases: Iterable[PullLease], verb: str, wish: NackWish | int | None = None
+    ) -> list[Any]:
         self._start()
-        results: list[Any] = list(leases)
-        calls: dict[int, LeaseCall] = {}
-        known: set[int] = set()
-        for index, one in enumerate(results):
-            try:
-                lease = one if isinstance(one, PullLease) else self.parse(one)
-                if lease.biz_type not in known:
-                    topic = self._catalog.known_type(lease.biz_type)
-                    if topic is None:
-                        topic = await asyncio.to_thread(self._catalog.of_type, lease.biz_type)
-                    if topic is None or topic.delivery is not Delivery.PULL:
-                        raise InvalidLease("the lease is of no topic that is pulled")
-                    known.add(lease.biz_type)
-            except TocError as exc:
-                results[index] = exc
-            else:
-                calls[index] = LeaseCall(lease, wish)
-        outcomes = await self._batches.ask(verb, list(calls.values()))
-        for index, outcome in zip(calls, outcomes, strict=True):
-            results[index] = outcome
-        return results
+        return await self._batches.ask(verb, [LeaseCall(lease, wish) for lease in leases])

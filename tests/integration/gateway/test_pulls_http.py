@@ -15,9 +15,11 @@ from harness.dialect import arrived
 from harness.gateway import Gateway, Reply, lose_body
 from harness.metrics import ANY_ADDRESS, samples
 from harness.patience import until
+from harness.rows import change
 from harness.system import System
 
 from toc import NewTask, TaskStatus, Topic
+from toc.model.pull import PullLease
 from toc.model.topic import Backoff, Delivery
 from toc.operate.tokens import revoke_token
 
@@ -165,6 +167,22 @@ def test_tokens_bind_pulls_by_topic_and_answers_by_lease(gateway: Gateway) -> No
         assert many.body["leases"][0]["outcome"] == "unknown"
         assert end(gateway, how, task["lease"], token="producer", **more).status == 403
     assert end(gateway, "ack", task["lease"], token="consumer").body["outcome"] == "acked"
+
+
+def test_there_is_no_lease_of_a_topic_that_is_not_pulled(gateway: Gateway) -> None:
+    """Its delivery may have been changed since the hand-out."""
+    store = gateway.system.center.store
+    gateway.submit(TOPIC, delay=0.01)
+    between = int(gateway.submit("test.sync", delay=60).body["job_id"])
+    change(store, between, "attempts=1")
+    before, secret = store.read([between]), store.identity.lease_secret()
+    handed = PullLease.parse(one(gateway)["lease"], secret)
+    biz_type = gateway.system.center.catalog.get("test.sync").biz_type
+    made_up = handed._replace(job_id=between, biz_type=biz_type).text(secret)
+    for how, more in (("ack", {}), ("nack", {"dead": True}), ("extend", {"ttr": 5})):
+        answer = end(gateway, how, made_up, **more)
+        assert (answer.status, answer.body["type"]) == (404, "/docs#unknown-lease")
+    assert store.read([between]) == before
 
 
 def test_a_token_that_is_revoked_while_its_pull_waits_gets_nothing(gateway: Gateway) -> None:
