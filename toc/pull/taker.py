@@ -12,10 +12,10 @@ Where Redis does not answer, or there is no index, due rows are read instead.
 """
 
 import random
-import threading
 from collections.abc import Mapping, Sequence
 
 from toc.failpoint import failpoint
+from toc.index.inbox import Inbox
 from toc.index.messages import Prepared, PrepareRequest
 from toc.loop import Loop, watched_thread
 from toc.model.errors import IndexUnavailable
@@ -63,8 +63,6 @@ class Taker:
         self._waiting, self._rows = waiting, DueRows(center)
         self._indexed = center.queues.present
         self._claim = random.randrange(CLAIMS)  # noqa: S311 - it fences nothing
-        self._lock = threading.Lock()
-        self._news: dict[Slot, int] = {}
         self._due_times: dict[str, DueTimes] = {}
         """Changed by ``take`` alone."""
         self._failing: dict[str, float] = {}
@@ -84,6 +82,7 @@ class Taker:
             for number in range(len(by_server))
         ]
         self._take_loop = Loop("pull-take", self.take)
+        self._inbox = Inbox(self._take_loop.wake)
         self._watch_loop = Loop("pull-watch", self.watch)
 
     def start(self) -> None:
@@ -106,19 +105,12 @@ class Taker:
         """Pulls have come, or wait again."""
         (self._take_loop if self._indexed else self._watch_loop).wake()
 
-    def note_due(self, slot: Slot, due: int) -> None:
-        """The slot may have something due at ``due`` (ms)."""
-        with self._lock:
-            if due < self._news.get(slot, NEVER):
-                self._news[slot] = due
-        self._take_loop.wake()
-
     def _woken(self, slot: Slot | None, due: int | None) -> None:
         if slot is None or due is None:  # messages may have been missed
             self._peeked_at = float("-inf")
             self._watch_loop.wake()
         else:
-            self.note_due(slot, due)
+            self._inbox.look_at(slot, due)
 
     # --- take
 
@@ -127,9 +119,7 @@ class Taker:
         if not self._indexed:
             return IDLE_SECONDS
         now = self._clock.now_ms()
-        with self._lock:
-            news, self._news = self._news, {}
-        for slot, at in news.items():
+        for slot, at in self._inbox.take_due().items():
             if slot.topic in self._due_times:
                 self._due_times[slot.topic].note(slot, at)
         names = self._waiting.topics()
@@ -218,7 +208,7 @@ class Taker:
             if left:
                 self.outs.give_back(left)
                 for slot in {entry.slot for entry in left}:
-                    self.note_due(slot, now)
+                    self._inbox.look_at(slot, now)
 
     def _dispatch(self, topic: str, entries: Sequence[Candidate], due: set[str]) -> list[Candidate]:
         """Have entries handed out. Returns those that no pull wants."""
@@ -257,9 +247,8 @@ class Taker:
         }
 
     def _until_next(self) -> float:
-        with self._lock:
-            if self._news:
-                return 0.0
+        if not self._inbox.empty:
+            return 0.0
         watched = (self._due_times.get(name) for name in self._waiting.topics())
         first = min((one.next_due() for one in watched if one is not None), default=NEVER)
         return min(max(first / 1000 - self._clock.time(), 0.0), IDLE_SECONDS)
@@ -303,7 +292,7 @@ class Taker:
             if isinstance(peek, IndexUnavailable):
                 self._fails(slot, peek, asked)
             elif peek.next_due is not None:
-                self.note_due(slot, peek.next_due)
+                self._inbox.look_at(slot, peek.next_due)
 
     def _read_rows(self, names: Sequence[str]) -> float:
         """Hand out due rows of these topics. Returns the seconds until the next read."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from toc.index.inbox import Inbox
 from toc.index.queues import Queues
 from toc.loop import Reactor, Wake
 from toc.model.catalog import TopicCatalog
@@ -12,7 +13,7 @@ from toc.store.store import Store
 from toc.worker.entry import Inflight
 from toc.worker.late_starts import LateStarts
 from toc.worker.slots import SlotBook
-from toc.worker.take.feedback import EarlyEntries, Inbox
+from toc.worker.take.feedback import EarlyEntries
 
 
 @dataclass(kw_only=True, eq=False)

@@ -1,5 +1,5 @@
-"""What the stages tell those before them: where tasks may be due, which entries are not due yet by this
-machine's clock, for which topics there is room again."""
+"""What the stages tell those before them: which entries are not due yet by this machine's clock, for which
+topics there is room again."""
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -7,37 +7,6 @@ from collections.abc import Callable, Iterable, Sequence
 from toc.model.topic import Slot
 from toc.worker.entry import Entry
 from toc.worker.slots import NEVER
-
-
-class Inbox:
-    """Collects, for the poller, the slots in which entries may be due. Thread-safe; ``wake`` wakes
-    the poller."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
-        self._lock = threading.Lock()
-        self._due: dict[Slot, int] = {}
-
-    def look_at(self, slot: Slot, due_ms: int) -> None:
-        """Tell the poller that the slot may hold an entry due at ``due_ms``."""
-        with self._lock:
-            known = self._due.get(slot)
-            if known is None or due_ms < known:
-                self._due[slot] = due_ms
-        self._wake()
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing has arrived since it was last emptied."""
-        return not self._due
-
-    def take_due(self) -> dict[Slot, int]:
-        """The instants (ms) at which slots may hold due entries, since the last call."""
-        if not self._due:
-            return {}
-        with self._lock:
-            due, self._due = self._due, {}
-        return due
 
 
 class EarlyEntries:
