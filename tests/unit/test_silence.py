@@ -1,23 +1,24 @@
 """How long a process has been silent, and how long it may be."""
 
+import socket
+
+from toc.coordination.assignment import Member
 from toc.model.topic import Topic
-from toc.worker.daemon.processes import SILENT_SECONDS, Silence
+from toc.worker.control import ControlPipe
+from toc.worker.daemon.processes import SILENT_SECONDS, Child
 
 
 def test_only_time_that_the_listener_was_awake_for_is_silence() -> None:
-    now = 100.0
-    silence = Silence(lambda: now)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = Child(ControlPipe(ours), Member("w", "h"), 0)
+    child.look(3600)  # the first look
+    assert child.silent == 0
     for _ in range(5):
-        now += 1
-        silence.look()
-    assert silence.seconds == 5
-    now += 3600  # it stood still, perhaps with everybody else
-    assert silence.look() == 7
-    now += 0.5
-    silence.broken()
-    assert silence.seconds == 0
-    now += 1
-    assert silence.look() == 1
+        child.look(1)
+    assert child.silent == 5
+    child.look(3600)  # the listener stood still, perhaps with everybody else
+    assert child.silent == 7
 
 
 def test_a_process_is_ended_before_anything_that_it_holds_times_out() -> None:

@@ -152,7 +152,7 @@ class Keeper(ABC, Generic[C]):
 
     def _hear(self, child: C, message: Mapping[str, Any]) -> None:
         kind = message["kind"]
-        child.silence.broken()
+        child.silent = float("-inf")
         if not child.heard:
             child.heard, child.born = True, time.monotonic()
         if kind == "beat":

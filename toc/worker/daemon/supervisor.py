@@ -138,7 +138,7 @@ class Daemon(Keeper[WorkerProcess]):
         identity = center.store.identity
         # The processes get these from us, because the server may be away when they start.
         self._known = {"identity": identity.get(), "lease_secret": identity.lease_secret().hex()}
-        self._reported_at = float("-inf")
+        self._reported_at = self._looked_at = float("-inf")
         self._alone = Alone(Clock())
         self._signals = 0
         self._exit_code = 0
@@ -313,6 +313,7 @@ class Daemon(Keeper[WorkerProcess]):
     def _look_after(self) -> None:
         """Handle signals, silence and deadlines."""
         now = time.monotonic()
+        since_look, self._looked_at = now - self._looked_at, now
         if self._signals and self._stop_at is None:
             self._stop()
         if self._signals > 1:
@@ -322,11 +323,11 @@ class Daemon(Keeper[WorkerProcess]):
                 child.link.send("force")
         late = self._stop_at is not None and now > self._stop_at + KILL_AFTER_SECONDS
         for child in self._children.values():
-            silent = child.silence.look() if child.heard else 0.0  # not yet heard: it loads the application
+            child.look(since_look)
             if late:
                 self._kill(child, "it did not end in time")
-            elif silent > processes.SILENT_SECONDS:
-                self._kill(child, f"it was silent for {silent:.0f} s")
+            elif child.heard and child.silent > processes.SILENT_SECONDS:  # else it loads the application
+                self._kill(child, f"it was silent for {child.silent:.0f} s")
 
     def _kill(self, child: WorkerProcess, why: str) -> None:
         if not child.killed:
