@@ -44,8 +44,7 @@ class Wake:
     def __call__(self) -> None:
         """Run the loop again now. Cheap if it is awake already."""
         if not self._woken:
-            self._woken = True
-            self._wake_ups.put(None)
+            self.surely()
 
     def surely(self) -> None:
         """Run the loop again now, even if an exception from a signal has broken off a call halfway."""
@@ -78,11 +77,6 @@ class Reactor(Wake):
         self._watched: dict[int, Callable[[], None]] = {}
         self._ready: list[int] | None = None
         """The descriptors that can be read, of which the last sleep has heard."""
-
-    def __call__(self) -> None:
-        """Run the loop again now."""
-        if not self._woken:
-            self.surely()
 
     def surely(self) -> None:
         """Run the loop again now, even if an exception from a signal has broken off a call halfway."""
@@ -209,13 +203,6 @@ class Loop:
             return self._run_once()
         finally:
             self._turn_at = 0.0
-
-    def pause(self, seconds: float) -> None:
-        """Sleep some milliseconds inside ``run_once``; nothing ends it early. Restarts the clock of
-        ``busy_seconds``."""
-        if seconds > 0:
-            time.sleep(seconds)
-            self._turn_at = time.monotonic()
 
     @property
     def at_work(self) -> bool:

@@ -141,7 +141,6 @@ class Party(WorkerAtRest):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(worker_module, "Dispatcher", lambda *_: self.hand)
             super().__init__(center, name, TOPIC.slots())
-        self.finisher.loops[0].pause = lambda _: None  # type: ignore[assignment, method-assign]
         self.book.dead = dead
         self.reported: list[tuple[Entry, Raised | None]] = []
         """What has ended and is not written yet."""
@@ -883,6 +882,8 @@ def machine(
     # A busy machine is no server that is away: what it draws would no more follow from the steps before.
     monkeypatch.setattr(Health, "patience", PATIENCE)
     monkeypatch.setattr(queues, "LONGEST", queues.LONGEST._replace(read=PATIENCE))
+    for pause in ("GATHER_SECONDS", "GATHER_BUSY_SECONDS"):
+        monkeypatch.setattr(finish, pause, 0.0)
     for module in (client, finish, poll, reclaim, sweeper):
         monkeypatch.setattr(module, "failpoint", lambda name: Machine.current.reached(name))
     url, prefix = f"sqlite:///{tmp_path}/toc.db", "toc_"

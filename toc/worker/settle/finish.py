@@ -7,6 +7,7 @@ that the next row check corrects.
 """
 
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class Flusher:
         self._begin()
         try:
             gather = GATHER_BUSY_SECONDS if self.tools.backlogged else GATHER_SECONDS
-            self.loop.pause(self._flushed_at + gather - self.tools.clock.monotonic())
+            time.sleep(max(self._flushed_at + gather - self.tools.clock.monotonic(), 0.0))
             self._flushed_at = self.tools.clock.monotonic()
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
             again = self._flushed_at >= self._again_at
