@@ -126,7 +126,6 @@ class ZooKeeperCoordinator:
 
     def join(self, member: Member) -> None:
         """Add a worker process to the cluster, or write its node again."""
-        znodes.check_node_name("worker_id", member.worker_id)
         self._members[member.worker_id] = member
         self._ours.add(member.worker_id)
         self._unjoined.add(member.worker_id)
