@@ -219,7 +219,7 @@ def run(redis: Redis, test: Callable[[Limiter], Awaitable[T]], members: int = 4)
         try:
             return await test(limiter)
         finally:
-            limiter.close()
+            limiter._threads.close()
 
     return asyncio.run(whole())
 

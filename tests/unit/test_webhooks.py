@@ -556,7 +556,7 @@ def test_targets_at_rest_cost_the_others_nothing_however_many_there_are(
             await asyncio.sleep(0.01)
         limiter.leave(shop, 0.01)
         assert Watched.looks < many
-        limiter.close()
+        limiter._threads.close()
 
     asyncio.run(whole())
 
@@ -570,6 +570,6 @@ def test_what_was_not_used_for_long_is_forgotten_but_not_what_has_requests() -> 
         await limiter.enter(shop)
         assert limiter.of("busy", 1, None) is busy
         assert limiter.of("old", 1, None) is not old
-        limiter.close()
+        limiter._threads.close()
 
     asyncio.run(whole())

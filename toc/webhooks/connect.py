@@ -26,8 +26,8 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any
 from weakref import WeakSet, WeakValueDictionary
@@ -36,6 +36,8 @@ from aiohttp import ClientRequest, ClientTimeout, TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
+
+from toc.store.servers.threads import Threads
 
 MAX_LOOKUPS = 120
 NAMES_SECONDS = 10
@@ -59,6 +61,8 @@ Lookup = Callable[..., Infos]
 """``socket.getaddrinfo``, or its replacement."""
 IN_NAME_OF: ContextVar[str] = ContextVar("in_name_of", default="")
 """Whose the present request is: the target, or the topic whose task has a URL of its own."""
+REUSED: ContextVar[bool] = ContextVar("reused")
+"""Whether the connection of the present request was used before."""
 
 
 # --- addresses
@@ -149,7 +153,7 @@ class Resolver(AbstractResolver):
     def __init__(self, allowed: Allowed, lookup: Lookup) -> None:
         self._allowed = allowed
         self._lookup = lookup
-        self._threads = ThreadPoolExecutor(MAX_LOOKUPS, "toc-name")
+        self._threads = Threads(MAX_LOOKUPS, "toc-name")
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self.waiting: set[tuple[str, int]] = set()
         """Names, with their ports, that have had no turn yet."""
@@ -157,17 +161,14 @@ class Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return the addresses of a name that may be connected to. Raises OSError if there is none."""
+        """Return the addresses of a name that may be connected to. Raises OSError if there is none, and Busy
+        if no thread can be started."""
         found: list[ResolveResult] = []
         refused: AddressRefused | None = None
         turns = self._turns.setdefault(IN_NAME_OF.get(), asyncio.Semaphore(MAX_LOOKUPS // 4))
         self.waiting.add((host, port))
-        try:
-            async with turns:
-                loop = asyncio.get_running_loop()
-                infos = await loop.run_in_executor(self._threads, self._look_up, host, port)
-        except RuntimeError as exc:  # can't start new thread
-            raise OSError(str(exc)) from exc
+        async with turns:
+            infos = await asyncio.wrap_future(self._threads.soon(partial(self._look_up, host, port)))
         for kind, _type, proto, _name, address in infos:
             if family not in (socket.AF_UNSPEC, kind):
                 continue
@@ -190,7 +191,7 @@ class Resolver(AbstractResolver):
 
     async def close(self) -> None:
         """End the threads, those that still look names up when they have the answer."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close(wait=False)
 
 
 class Bounded(asyncio.Protocol):
@@ -236,6 +237,8 @@ def bound(connection: Connection, most: int) -> None:
 class _Connector(TCPConnector):
     async def connect(self, req: ClientRequest, traces: list[Trace], timeout: ClientTimeout) -> Connection:
         connection = await super().connect(req, traces, timeout)
+        transport = connection.transport
+        REUSED.set(transport is not None and isinstance(transport.get_protocol(), Bounded))
         bound(connection, HEAD_BYTES)
         return connection
 

@@ -6,7 +6,6 @@ import random
 import resource
 import socket
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
@@ -153,7 +152,6 @@ class Webhooks:
         targets."""
         self._limiter = Limiter(queues.permits, holder, lambda: self.members)
         self._waits = Waits()
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-webhooks")
         self._updates_gauges = False
         self._breakers: WeakValueDictionary[str, Breaker] = WeakValueDictionary()
         """Those of targets, by name, until the limiter forgets them."""
@@ -323,7 +321,7 @@ class Webhooks:
         if answer.status == HTTPStatus.GONE and to is not None and to.change_id not in self._pausing:
             self._pausing.add(to.change_id)
             try:
-                await asyncio.get_running_loop().run_in_executor(self._executor, self._pause, to, task.job_id)
+                await asyncio.to_thread(self._pause, to, task.job_id)
             finally:
                 self._pausing.discard(to.change_id)
         if found is Meaning.DEAD:

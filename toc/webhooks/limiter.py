@@ -20,14 +20,13 @@ Everything here runs on the event loop, except the calls to Redis, which have th
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from toc.index.messages import PermitRequest, Permits
 from toc.model.errors import IndexUnavailable
 from toc.observe.log import get_logger
+from toc.store.servers.threads import Threads
 from toc.webhooks.breaker import Breaker
 
 log = get_logger(__name__)
@@ -174,8 +173,6 @@ class Limiter:
         """The longest unused first. There may be very many: each host of tasks' own URLs has one."""
         self._active: set[Capacity] = set()
         """Those that have a share, requests, or tasks that wait."""
-        self._in_flight = 0
-        """Requests in flight, over all targets."""
         self._now = 0.0
         """When a task last came or went (loop time)."""
         self._timer: asyncio.Handle | None = None
@@ -187,7 +184,7 @@ class Limiter:
         """Whether its shares were given up for good."""
         self._away = False
         """Whether it was logged that Redis is away."""
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="toc-permits")
+        self._threads = Threads(1, "toc-permits")
 
     def of(self, name: str, limit: int, rate: float | None) -> Capacity:
         """Return the capacity of a target, with its present limits."""
@@ -201,8 +198,8 @@ class Limiter:
 
     def waiting_remotely(self) -> int:
         """How many tasks wait for targets, and not for this process. Thread-safe."""
-        now = self._now
-        return self._in_flight + sum(len(one.queue) for one in list(self._active) if not one.moves(now))
+        now, active = self._now, list(self._active)
+        return sum(one.in_flight + (0 if one.moves(now) else len(one.queue)) for one in active)
 
     async def enter(self, capacity: Capacity, patience: float = MAX_PATIENCE_SECONDS) -> None:
         """Take a place, for which ``leave`` must be called. Raises Full.
@@ -234,7 +231,6 @@ class Limiter:
     def leave(self, capacity: Capacity, seconds: float | None = None) -> None:
         """Give a place back. ``seconds``: how long the request took, if it was not broken off."""
         capacity.in_flight -= 1
-        self._in_flight -= 1
         now = self._now = asyncio.get_running_loop().time()
         if seconds is not None:
             capacity.seconds += (seconds - capacity.seconds) * 0.1
@@ -245,12 +241,8 @@ class Limiter:
     def give_up(self) -> None:
         """Leave its shares to other processes, and ask for nothing more. Blocks; any thread may call this."""
         self._left = True
-        with suppress(FutureTimeout):
-            self._executor.submit(self._give_back).result(GIVE_UP_SECONDS)  # after what is being asked
-
-    def close(self) -> None:
-        """End the thread that asks Redis."""
-        self._executor.shutdown(wait=False)
+        with suppress(TimeoutError):
+            self._threads.soon(self._give_back).result(GIVE_UP_SECONDS)  # after what is being asked
 
     # --- places
 
@@ -268,7 +260,6 @@ class Limiter:
         if not capacity.in_flight:
             capacity.moved = now
         capacity.in_flight += 1
-        self._in_flight += 1
         return True
 
     def _admit(self, capacity: Capacity, now: float) -> None:
@@ -297,7 +288,7 @@ class Limiter:
             if now - oldest.used <= FORGET_SECONDS or oldest in self._active:
                 break
             del self._capacities[oldest.name]
-        if self._in_flight or any(one.queue for one in self._active):
+        if any(one.in_flight or one.queue for one in self._active):
             self._plan(now + AGAIN_SECONDS)
         elif self._active:
             self._plan(now + RENEW_SECONDS)
@@ -344,10 +335,8 @@ class Limiter:
             one.wanted = 0 if idle else min(max(using, ahead), one.limit)
         requests = self._requests(asked)
         self._asking = True
-        call = asyncio.get_running_loop().run_in_executor(
-            self._executor, lambda: {} if self._left else self._ask_redis(requests)
-        )
-        call.add_done_callback(lambda done: self._answered(asked, done))
+        call = self._threads.soon(lambda: {} if self._left else self._ask_redis(requests))
+        asyncio.wrap_future(call).add_done_callback(lambda done: self._answered(asked, done))
 
     def _requests(self, capacities: Iterable[Capacity], *, leaves: bool = False) -> PermitRequests:
         life, requests = int(LIFE_SECONDS * 1000), {}

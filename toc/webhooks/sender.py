@@ -16,7 +16,6 @@ import socket
 import time
 from collections.abc import Mapping
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import NamedTuple
 from urllib.parse import urlsplit
 from weakref import WeakSet
@@ -68,14 +67,14 @@ class Sender:
     async def send(self, url: str, headers: Mapping[str, str], body: bytes, seconds: float) -> Response:
         """POST ``body`` to ``url`` within ``seconds``. Raises nothing for what the receiver does, and Busy if
         its name had no turn to be looked up."""
-        began, reused = time.monotonic(), SimpleNamespace(reused=False)
+        began = time.monotonic()
+        connect.REUSED.set(False)
 
         async def post(*, keep: bool) -> Response:
             data = io.BytesIO(body) if len(body) > MAX_BYTES else body  # which is not written as a whole
             text = bytearray()
-            answer = await self._session(keep=keep).post(
-                to, data=data, headers=headers, allow_redirects=False, trace_request_ctx=reused
-            )
+            session = self._session(keep=keep)
+            answer = await session.post(to, data=data, headers=headers, allow_redirects=False)
             if answer.connection is not None:  # the answer is not there whole
                 connect.bound(answer.connection, connect.ALL_BYTES)
             try:
@@ -96,7 +95,7 @@ class Sender:
                 except _STALE:
                     # The receiver may have closed a kept connection a moment before, or what came may be the
                     # rest of the answer before: this costs no try.
-                    if not reused.reused:
+                    if not connect.REUSED.get():
                         raise
                 return await post(keep=False)
         except (aiohttp.ClientError, OSError, ValueError, InvalidTarget) as exc:
@@ -126,7 +125,6 @@ class Sender:
                 max_line_size=connect.HEAD_BYTES,
                 max_field_size=connect.HEAD_BYTES,
                 max_headers=connect.HEAD_BYTES,
-                trace_configs=[_tracing()],
             )
         return session
 
@@ -136,17 +134,6 @@ class Sender:
         if (address := literal(urlsplit(url).hostname or "")) is not None:
             check_address(str(address), self._allow.address)
         return URL(url, encoded=True)
-
-
-def _tracing() -> aiohttp.TraceConfig:
-    """Return what tells a request that its connection was used before."""
-
-    async def reused(_session: aiohttp.ClientSession, context: SimpleNamespace, _params: object) -> None:
-        context.trace_request_ctx.reused = True
-
-    tracing = aiohttp.TraceConfig()
-    tracing.on_connection_reuseconn.append(reused)
-    return tracing
 
 
 def check_headers(headers: Mapping[str, str]) -> None:

@@ -76,7 +76,7 @@ def two(queues: Queues) -> Callable[..., None]:
                 await test(*limiters)
             finally:
                 for limiter in limiters:
-                    limiter.close()
+                    limiter._threads.close()
 
         asyncio.run(whole())
 
@@ -129,5 +129,5 @@ async def test_what_one_process_no_longer_uses_another_one_has_in_a_moment(queue
         assert capacity.granted > 50
         assert all(await asyncio.gather(*(_send(second, other, 0.01) for _ in range(150))))
     finally:
-        first.close()
-        second.close()
+        first._threads.close()
+        second._threads.close()

@@ -80,8 +80,7 @@ def sending(center: TimeoutCenter, lookup: Lookup = socket.getaddrinfo) -> Webho
 
 async def close(webhooks: Webhooks) -> None:
     """End its threads and connections: a worker's end with its process."""
-    webhooks._limiter.close()
-    webhooks._executor.shutdown(wait=False)
+    webhooks._limiter._threads.close()
     for sender in vars(webhooks).values():
         if isinstance(sender, Sender):
             await sender.close()

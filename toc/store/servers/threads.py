@@ -125,13 +125,14 @@ class Threads:
         finally:
             errors.clear()  # as in begin
 
-    def close(self) -> None:
-        """End the threads after the work begun. May be called twice; the object stays usable."""
+    def close(self, *, wait: bool = True) -> None:
+        """End the threads after the work begun, and ``wait`` for that. May be called twice; the object stays
+        usable."""
         with self._lock:
             threads, work = self._threads, self._work
             self._start_empty()
             work.put(None)
-        for thread in threads:
+        for thread in threads if wait else ():
             thread.join()
 
     def __del__(self) -> None:
