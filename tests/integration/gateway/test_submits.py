@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from harness.console import Browser
 from harness.gateway import Gateway, Reply
 from harness.patience import until
 from harness.programs import need
@@ -471,6 +472,15 @@ def test_a_task_says_why_it_is_late_so_far_and_why_it_was_alike_by_both_doors(
     assert at + timedelta(seconds=1) < stages[0]
     assert stages == sorted(stages)
     assert by_command(system, made, monkeypatch) == told
+    hosts = {one["host"] for one in gateway.call("GET", "/v1/workers").body["workers"]}
+    slots = system.center.catalog.get("test.sync").slot_amount
+    browser = Browser(gateway, "all")
+
+    def by_host() -> bool:
+        page = browser.get("/topics/test.sync").text
+        return any(f"{host}\n{slots}\n" in page for host in hosts)
+
+    system.wait(by_host, "the page tells how many slots a host has", 20)
 
     enough = system.directory / "enough"
     for _ in range(3):

@@ -18,6 +18,9 @@ HELD = columns(
     "unowned: Slots without owner, unread: Slots not read",
     dead="/console/dead?topic={topic}",
 )
+HOSTS = columns(
+    "topic: Host, slots, scheduled: Counted as scheduled, prepared: Taken, dead, overdue", topic=""
+)
 FINDINGS = columns("level, part, of, what: Finding, do: What to do")
 
 
@@ -38,12 +41,19 @@ def least(slots: Part) -> list[Block]:
 
 
 def by_topic(slots: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Add up what the slots of each topic hold. The counts of those that could not be read are missing, and
-    ``unread`` says so."""
+    """Add up what the slots of each topic hold."""
+    return summed((one["slot"].rpartition("_")[0], one) for one in slots)
+
+
+def summed(slots: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Add up what slots hold by the topic, or host, that each is given with. The counts of those that could
+    not be read are missing, and ``unread`` says so."""
     found: dict[str, dict[str, Any]] = {}
-    for one in slots:
-        topic = one["slot"].rpartition("_")[0]
-        held = found.setdefault(topic, {"topic": topic, **dict.fromkeys(("unowned", "unread", *COUNTS), 0)})
+    for of, one in slots:
+        held = found.setdefault(
+            of, {"topic": of, **dict.fromkeys(("slots", "unowned", "unread", *COUNTS), 0)}
+        )
+        held["slots"] += 1
         held["unowned"] += one["owner"] is None
         if one["scheduled"] is None:
             held["unread"] += 1
@@ -115,6 +125,11 @@ async def topic(view: View) -> Content:
             at = slots.at
             each = slots.value["slots"]
             blocks.append(Facts("Backlog", columns=HELD[1:], record=by_topic(each)[0]))
+            there = await view.part("Workers", "GET /v1/workers", fresh=CLUSTER_SECONDS)
+            if there.value is not None:
+                host = {one["worker"]: one["host"] for one in there.value["workers"]}
+                by_host = summed((host.get(one["owner"], "none alive"), one) for one in each)
+                blocks.append(Table("Slots by host", columns=HOSTS, records=by_host))
             blocks.append(Table("Slots", columns=SLOTS, records=each))
     blocks += [*await lateness(view, name), *await due(view, name)]
     for right, title, where in (
