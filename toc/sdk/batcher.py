@@ -15,12 +15,13 @@ A batch that its server does not answer in time no longer holds back the next on
 import asyncio
 import contextlib
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from heapq import heappop, heappush
+from itertools import chain, count
 from typing import Any, Generic, TypeVar
 
 from toc.failpoint import failpoint
@@ -84,35 +85,9 @@ class _Pending(Generic[Item]):
         return max(self.size, MAX_WAITING_BYTES // MAX_WAITING)
 
 
-class _Line(Generic[Item]):
-    """The waiting items. Calls take turns, an item of each, so that a call with a thousand items does not
-    hold up the calls after it."""
-
-    def __init__(self) -> None:
-        self._calls: deque[list[_Pending[Item]]] = deque()
-        """What is left of each call, at least one item, the last one first."""
-        self._count = 0
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[_Pending[Item]]:
-        return chain.from_iterable(self._calls)
-
-    def add(self, asked: list[_Pending[Item]]) -> None:
-        """Add items of a call."""
-        if asked:
-            self._calls.append(asked[::-1])
-            self._count += len(asked)
-
-    def next(self) -> _Pending[Item]:
-        """Take the item whose turn it is, of a line that is not empty."""
-        self._count -= 1
-        call = self._calls.popleft()
-        asked = call.pop()
-        if call:
-            self._calls.append(call)
-        return asked
+_Line = list[tuple[int, int, _Pending[Item]]]
+"""The waiting items, a heap by turn and then by the order in which they came. Calls take turns, an item of
+each, so that a call with a thousand items does not hold up the calls after it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -134,8 +109,9 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._away, self._given_up, self._sender = away, given_up, sender
         self._loop = asyncio.get_running_loop()
         self._threads = Threads(4 * UNDER_WAY, f"toc-{name}")
-        self._waiting = _Line[Item]()
-        self._apart = _Line[Item]()
+        self._waiting: _Line[Item] = []
+        self._apart: _Line[Item] = []
+        self._came = count()
         self._asked: set[_Pending[Item]] = set()
         """Who waits for an answer; perhaps some who have left."""
         self._counted = Counter[str]()
@@ -174,8 +150,8 @@ class ServerBatcher(Generic[Item, Outcome]):
             return [one.answer for one in asked]
         self._counted[sender] += more
         self._asked.update(asked)
-        self._waiting.add([one for one in asked if one.size <= LARGE_BYTES])
-        self._apart.add([one for one in asked if one.size > LARGE_BYTES])
+        self._add(self._waiting, (one for one in asked if one.size <= LARGE_BYTES))
+        self._add(self._apart, (one for one in asked if one.size > LARGE_BYTES))
         self._pump_soon()
         if not self._watched:
             self._watched = True
@@ -206,10 +182,16 @@ class ServerBatcher(Generic[Item, Outcome]):
             self._pumps = True
             self._loop.call_soon(self._pump)
 
+    def _add(self, line: _Line[Item], asked: Iterable[_Pending[Item]]) -> None:
+        """Add items of a call: one in the turn that it is now, and in each that follows."""
+        now = line[0][0] if line else 0
+        for turn, one in enumerate(asked, now):
+            heappush(line, (turn, next(self._came), one))
+
     def _next(self, line: _Line[Item]) -> _Pending[Item] | None:
         """Take the next item whose caller waits for it, if there is one."""
         while line:
-            asked = line.next()
+            asked = heappop(line)[-1]
             if not asked.answer.done():
                 return asked
             self._settle(asked, None)
@@ -259,7 +241,7 @@ class ServerBatcher(Generic[Item, Outcome]):
         self._open.discard(batch)
         for asked, outcome in zip(batch.asked, outcomes, strict=True):
             if outcome is APART and not batch.alone:
-                self._apart.add([asked])
+                self._add(self._apart, [asked])
             else:
                 self._settle(asked, outcome)
         self._pump_soon()
@@ -275,7 +257,7 @@ class ServerBatcher(Generic[Item, Outcome]):
     def _give_up(self) -> None:
         """Answer who has waited too long. What was not sent yet is not sent any more."""
         late = Busy("what came before holds up the database; try again in a moment")
-        waiting, now = {*self._waiting, *self._apart}, self._loop.time()
+        waiting, now = {one for *_, one in chain(self._waiting, self._apart)}, self._loop.time()
         for one in self._asked:
             if one.until <= now and not one.answer.done():
                 one.answer.set_result(late if one in waiting else self._given_up(one.item))
