@@ -39,14 +39,6 @@ DRAWN_FROM, DRAWN_BELOW = 10**9, 10**15
 """The range from which the biz_type of a topic is drawn that a template or code creates. Two draws seldom
 clash. The biz_type of another topic, even of a deleted one, is refused."""
 
-Progress = Callable[[str], None]
-"""Called with a text that says what the function waits for."""
-
-
-def _silent(_text: str) -> None:
-    pass
-
-
 NAME = Param("topic", Value.TOPIC, "Such as order.close: letters, digits, '.', '_', '-'.", REQUIRED)
 PARTITIONS = "Partitions: a power of two, 1 to 1024."
 SLOTS = Param("slot_amount", Value.WHOLE, PARTITIONS, option="--slots")
@@ -113,41 +105,6 @@ def drawn_type() -> int:
     return secrets.randbelow(DRAWN_BELOW - DRAWN_FROM) + DRAWN_FROM
 
 
-def create_topic(
-    center: TimeoutCenter, name: str, *, biz_type: int, slot_amount: int, **policies: Any
-) -> Topic:
-    """Create a topic; ``policies`` are fields of Topic.
-
-    Raises InvalidTopic, TopicExists, UnknownTarget.
-    """
-    check_native(name, "name")
-    topic = Topic(name, biz_type, slot_amount, **policies)
-    if topic.target:
-        center.store.targets.check_usable(topic.target, name)
-    center.store.topics.create(topic)
-    return topic
-
-
-def alter_topic(
-    center: TimeoutCenter, name: str, changes: Mapping[str, Any], *, wait: bool = False,
-    progress: Progress = _silent,
-) -> Topic:  # fmt: skip
-    """Change fields of a topic, its delivery as ``change_delivery`` does, and return it.
-
-    Raises InvalidTopic, UnknownTopic, UnknownTarget, InvalidInput or TopicInUse.
-    """
-    if not changes:
-        raise InvalidInput(f"nothing to change on {name!r}: name at least one policy")
-    # Refuse all first: a refusal must not leave half of what was asked.
-    check_change(center, get_topic(center.store, name), changes)
-    rest = dict(changes)
-    if (delivery := rest.pop("delivery", None)) is not None:
-        topic = change_delivery(center, name, delivery, wait=wait, progress=progress)
-        if not rest:
-            return topic
-    return center.store.topics.alter(name, **rest)
-
-
 @operation("topic.create", "POST /v1/topics", Right.CREATE_TOPIC, "Create a topic",
            Param("name", Value.TOPIC, NAME.about, REQUIRED),
            Param("biz_type", Value.WHOLE, "Its number in the rows, unique to the topic.", REQUIRED),
@@ -157,7 +114,10 @@ def create(doing: Doing, name: str, **values: Any) -> Record:
 
     toc: Example: toc topic create order.close --biz-type 1001 --slots 8 --retries 10
     """
-    return _shown_anew(doing, create_topic(doing.center, name, **values))
+    topic = Topic(name, **values)
+    check_new(doing.center, topic, typed=False)
+    doing.center.store.topics.create(topic)
+    return _shown_anew(doing, topic)
 
 
 @operation("topic.alter", "PATCH /v1/topics/{topic}", Right.CHANGE_TOPIC, "Change a topic",
@@ -174,7 +134,15 @@ def alter(doing: Doing, topic: str, *, wait: bool = False, **changes: Any) -> Re
     """
     if wait and "delivery" not in changes:
         raise InvalidInput("--wait goes with --delivery")
-    altered = alter_topic(doing.center, topic, changes, wait=wait, progress=doing.progress)
+    if not changes:
+        raise InvalidInput(f"nothing to change on {topic!r}: name at least one policy")
+    # Refuse all first: a refusal must not leave half of what was asked.
+    altered, rest = get_topic(doing.center.store, topic), dict(changes)
+    check_change(doing.center, altered, changes)
+    if (delivery := rest.pop("delivery", None)) is not None:
+        altered = _deliver(doing, topic, delivery, wait=wait)
+    if rest:
+        altered = doing.center.store.topics.alter(topic, **rest)
     if "target" in changes:
         time.sleep(NOTICED_SECONDS)
     return _shown_anew(doing, altered)
@@ -187,7 +155,8 @@ def pause(doing: Doing, topic: str) -> Record:
 
     Returns after 2.5 s, when every worker knows it.
     """
-    return topic_record(alter_topic(doing.center, topic, {"paused": True, "paused_by": doing.by}))
+    store = doing.center.store
+    return topic_record(store.topics.alter(get_topic(store, topic).name, paused=True, paused_by=doing.by))
 
 
 @operation("topic.resume", "POST /v1/topics/{topic}:resume", Right.CHANGE_TOPIC, "Resume a topic", NAME,
@@ -199,9 +168,9 @@ def resume(doing: Doing, topic: str, rate: int) -> Record:
     A rate limits the tasks that are due by now; those that come due meanwhile wait behind them. On a topic
     that is not paused this sets another rate, or none.
     """
-    now = doing.center.clock.now_ms()
+    store, now = doing.center.store, doing.center.clock.now_ms()
     changes = {"resume_rate": rate, "resumed_at": now, "paused": False, "closed": False}
-    return topic_record(alter_topic(doing.center, topic, changes))
+    return topic_record(store.topics.alter(get_topic(store, topic).name, **changes))
 
 
 def _shown_anew(doing: Doing, topic: Topic) -> Record:
@@ -251,9 +220,7 @@ def prepared_of(center: TimeoutCenter, topic: Topic) -> int:
     return prepared
 
 
-def change_delivery(
-    center: TimeoutCenter, name: str, delivery: Delivery, *, wait: bool = False, progress: Progress = _silent
-) -> Topic:
+def _deliver(doing: Doing, name: str, delivery: Delivery, *, wait: bool) -> Topic:
     """Change how the tasks of a topic are delivered.
 
     ``wait``: wait until none of its tasks is prepared or leased.
@@ -261,10 +228,11 @@ def change_delivery(
     Raises TopicInUse, with the counts, if it is not paused or something of it may run; UnknownTopic;
     IndexUnavailable and StoreUnavailable if it cannot be counted.
     """
+    center = doing.center
     topic, version = _paused(center.store, name, "its delivery")
     if topic.delivery is delivery:
         return topic
-    progress("until every worker has noticed the pause")
+    doing.progress("until every worker has noticed the pause")
     time.sleep(NOTICED_SECONDS)
     while True:
         if not (wait and (prepared := prepared_of(center, topic))):  # cheaper to ask than the rows
@@ -277,7 +245,7 @@ def change_delivery(
                     f"try again when they have ended, or add --wait"
                 )
             prepared = found.prepared + found.held
-        progress(f"until {prepared} tasks have ended")
+        doing.progress(f"until {prepared} tasks have ended")
         time.sleep(LOOK_SECONDS)
     if not center.store.topics.deliver(name, version, delivery):
         raise TopicInUse(f"topic {name!r} was changed meanwhile, and its delivery was not; try again")
@@ -285,17 +253,17 @@ def change_delivery(
 
 
 def check_new(center: TimeoutCenter, topic: Topic, *, typed: bool) -> None:
-    """Raise what creating a topic would raise now; ``typed``: its biz_type is wanted, not to be drawn."""
+    """Raise what creating a topic would raise now; ``typed``: also if its biz_type is taken."""
     check_native(topic.name, "name")
     if topic.target:
         center.store.targets.check_usable(topic.target, topic.name)
-    taken = {other.biz_type for other in center.store.topics.list()} | set(center.store.topics.retired())
-    if typed and topic.biz_type in taken:
+    topics = center.store.topics
+    if typed and topic.biz_type in {*(other.biz_type for other in topics.list()), *topics.retired()}:
         raise TopicExists(f"biz_type {topic.biz_type} is, or was, that of another topic; `toc topic list`")
 
 
 def check_change(center: TimeoutCenter, topic: Topic, changes: Mapping[str, Any]) -> None:
-    """Raise what ``alter_topic`` would raise now, except that tasks of a paused topic may run."""
+    """Raise what ``alter`` would raise now, except that tasks of a paused topic may run."""
     from toc.store.records.topics import altered
 
     rest = {name: value for name, value in changes.items() if name != "delivery"}
@@ -304,36 +272,6 @@ def check_change(center: TimeoutCenter, topic: Topic, changes: Mapping[str, Any]
         center.store.targets.check_usable(rest["target"], topic.name)
     if "delivery" in changes:
         _check_paused(topic, "its delivery")
-
-
-def delete_topic(center: TimeoutCenter, name: str, *, progress: Progress = _silent) -> None:
-    """Delete a paused topic; its biz_type is never used again.
-
-    Refused while it has pending or dead tasks. It does not see tasks of callers' transactions that are still
-    open (``connection=``). Finished rows stay until the topic's retention is over, and a few small keys in
-    Redis. Raises TopicInUse, with the counts, UnknownTopic, StoreUnavailable and IndexUnavailable.
-    """
-    store = center.store
-    topic, version = _paused(store, name, "it")
-    if not topic.closed:
-        if not store.topics.close(name, version):
-            raise TopicInUse(f"topic {name!r} was changed meanwhile, and not deleted; try again")
-        topic, version = store.topics.get_with_version(name)
-    try:
-        progress("until every program has noticed that it is closed")
-        time.sleep(NOTICED_SECONDS)
-        found = use_of(center, topic)
-        if any(found):
-            raise TopicInUse(
-                f"topic {name!r} was not deleted: it has {found}; `toc cancel --topic {name} --all` and "
-                f"`toc dead purge --topic {name} --all` end them"
-            )
-        if not store.topics.retire(topic, version):
-            raise TopicInUse(f"topic {name!r} was changed meanwhile, and not deleted; try again")
-    except (TocError, KeyboardInterrupt):
-        with suppress(TocError):
-            store.topics.alter(name, closed=False)  # it stays, and takes tasks again
-        raise
 
 
 def _paused(store: Store, name: str, what: str) -> tuple[Topic, int]:
@@ -365,7 +303,27 @@ def delete(doing: Doing, topic: str) -> Record:
 
     Example: toc topic delete order.close
     """
-    delete_topic(doing.center, topic, progress=doing.progress)
+    store = doing.center.store
+    one, version = _paused(store, topic, "it")
+    if not one.closed:
+        if not store.topics.close(topic, version):
+            raise TopicInUse(f"topic {topic!r} was changed meanwhile, and not deleted; try again")
+        one, version = store.topics.get_with_version(topic)
+    try:
+        doing.progress("until every program has noticed that it is closed")
+        time.sleep(NOTICED_SECONDS)
+        found = use_of(doing.center, one)  # without what is in callers' open transactions
+        if any(found):
+            raise TopicInUse(
+                f"topic {topic!r} was not deleted: it has {found}; `toc cancel --topic {topic} --all` and "
+                f"`toc dead purge --topic {topic} --all` end them"
+            )
+        if not store.topics.retire(one, version):
+            raise TopicInUse(f"topic {topic!r} was changed meanwhile, and not deleted; try again")
+    except (TocError, KeyboardInterrupt):
+        with suppress(TocError):
+            store.topics.alter(topic, closed=False)  # it stays, and takes tasks again
+        raise
     return {"name": topic}
 
 

@@ -12,7 +12,8 @@ from harness.patience import until
 
 from toc.model.errors import InvalidTopic
 from toc.model.task import NewTask, TaskStatus
-from toc.operate.topics import create_topic
+from toc.operate.operation import Doing
+from toc.operate.topics import create
 
 JSON = "application/json; charset=utf-8"
 DONE = '{"code":0,"message":"操作成功","data":null}'
@@ -295,7 +296,7 @@ def test_native_doors_neither_create_topics_of_dialects_nor_fill_them(dialects: 
         lambda: center.submit_many([NewTask(topic, 1, 60)]),
         lambda: center.put(NewTask(topic, 1, 60, dedup_key="k", on_conflict="replace")),
         lambda: center.schedules.create("s", topic=topic, every=60),
-        lambda: create_topic(center, topic, biz_type=77, slot_amount=4),
+        lambda: create.do(Doing(center, "ann", create.right), topic, biz_type=77, slot_amount=4),
     ]
     for call in native:
         with pytest.raises(InvalidTopic, match="choose another name"):

@@ -23,7 +23,7 @@ from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, Topic
 from toc.model.errors import ConfigError, StoreUnavailable
 from toc.model.topic import Delivery
-from toc.operate import doctor, topics
+from toc.operate import doctor
 from toc.operate.top import Top
 from toc.store.servers.shards import Answers
 from toc.store.tasks.scan import Position
@@ -183,7 +183,7 @@ def test_a_row_that_refuses_its_lease_holds_up_no_other(
 def test_a_suspect_dies_alone_and_a_backlog_starts_at_its_rate(alone: System) -> None:
     alone.create_topics(prepare_timeout=3, backoff_base=0.01)
     alone.start(processes=2, env={"TOC_MAX_CRASHES": "1"})
-    topics.alter_topic(alone.center, "test.async", {"paused": True})
+    alone.center.store.topics.alter("test.async", paused=True)
     late = alone.client.submit_many([NewTask("test.async", n, 4) for n in range(60)])
     kills = alone.client.submit("test.sync", biz_id=1, delay=5, attribute={"die": 9})
     alone.wait(lambda: bool(alone.starts(kills)), "it has killed a process", 30)
@@ -230,7 +230,7 @@ def test_operators_see_what_the_rows_say(alone: System) -> None:
 @pytest.mark.slow
 def test_a_backlog_of_a_paused_topic_is_read_in_part_and_pages_say_so(alone: System) -> None:
     alone.create_topics()
-    topics.alter_topic(alone.center, "test.async", {"paused": True})
+    alone.center.store.topics.alter("test.async", paused=True)
     tables = alone.settings.tables
     for first in range(0, 20_000, 1000):  # more than are counted, in every table
         alone.client.submit_many(

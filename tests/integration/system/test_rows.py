@@ -37,9 +37,8 @@ from toc.model.sharding import BizId
 from toc.model.topic import Delivery
 from toc.operate import bulk_jobs as bulk
 from toc.operate import topics
-from toc.operate.operation import Doing
+from toc.operate.operation import Doing, Operation, Record
 from toc.operate.records import row_record, task_or_damage, task_shown
-from toc.operate.topics import resume
 from toc.pull.pulls import Pulls
 from toc.sdk import batcher
 from toc.sdk.batcher import Batcher
@@ -283,9 +282,9 @@ def test_a_cancel_answers_although_its_topic_is_not_known_here_and_the_topic_tab
         )
         make_tables(settings)
         with TimeoutCenter(settings) as one, TimeoutCenter(settings) as other:
-            topics.create_topic(one, "known", biz_type=1, slot_amount=2)
+            one.store.topics.create(Topic("known", 1, 2))
             assert other.get(one.submit("known", biz_id=1, delay=1800)) is not None
-            topics.create_topic(one, "later", biz_type=2, slot_amount=2)
+            one.store.topics.create(Topic("later", 2, 2))
             on_second = next(biz for biz in range(100) if BizId.of(biz).crc % 2)
             job_id = one.submit("later", biz_id=on_second, delay=1800)
             proxy.refuse()
@@ -297,11 +296,11 @@ def test_a_cancel_answers_although_its_topic_is_not_known_here_and_the_topic_tab
 
 
 def _pause(system: System, name: str) -> None:
-    topics.alter_topic(system.center, name, {"paused": True})
+    system.center.store.topics.alter(name, paused=True)
 
 
-def _resume(system: System, name: str) -> None:
-    resume.perform(Doing(system.center, "ann", resume.right), {"topic": name, "rate": 0})
+def _do(system: System, operation: Operation, **values: object) -> None:
+    operation.perform(Doing(system.center, "ann", operation.right), {"topic": "test.sync", **values})
 
 
 def test_a_delivery_changes_when_nothing_runs_and_no_handler_starts_what_is_pulled(
@@ -311,21 +310,20 @@ def test_a_delivery_changes_when_nothing_runs_and_no_handler_starts_what_is_pull
     hosts.start(processes=1)
     center, client = hosts.center, hosts.client
     with pytest.raises(TopicInUse, match="not paused"):
-        topics.change_delivery(center, "test.sync", Delivery.PULL)
+        _do(hosts, topics.alter, delivery=Delivery.PULL)
 
     end = tmp_path / "end"
     running = client.submit("test.sync", biz_id=1, delay=0.1, attribute={"until": str(end)})
     hosts.wait(lambda: len(hosts.starts(running)) == 1, "it runs", 10)
     _pause(hosts, "test.sync")
     with pytest.raises(TopicInUse, match=r"1 pending \(1 prepared"):
-        topics.change_delivery(center, "test.sync", Delivery.PULL)
+        _do(hosts, topics.alter, delivery=Delivery.PULL)
     told: list[str] = []
-    changed: list[Topic] = []
+    changed: list[Record] = []
 
     def change() -> None:
-        changed.append(
-            topics.change_delivery(center, "test.sync", Delivery.PULL, wait=True, progress=told.append)
-        )
+        doing = Doing(center, "ann", topics.alter.right, progress=told.append)
+        changed.append(topics.alter.do(doing, "test.sync", delivery=Delivery.PULL, wait=True))
 
     waiting = threading.Thread(target=change)
     waiting.start()
@@ -333,10 +331,10 @@ def test_a_delivery_changes_when_nothing_runs_and_no_handler_starts_what_is_pull
     assert not changed
     end.touch()
     waiting.join(60)
-    assert [topic.delivery for topic in changed] == [Delivery.PULL]
+    assert [topic["delivery"] for topic in changed] == [Delivery.PULL]
     assert not hosts.pending([running])
 
-    _resume(hosts, "test.sync")
+    _do(hosts, topics.resume, rate=0)
     left = [client.submit("test.sync", biz_id=n, delay=0.05) for n in range(20)]
     # Its slots are nobody's: no member serves pulls. Other topics run on.
     others = [client.submit("test.async", biz_id=n, delay=1.0) for n in range(20)]
@@ -345,8 +343,8 @@ def test_a_delivery_changes_when_nothing_runs_and_no_handler_starts_what_is_pull
     assert sum(len(hosts.starts(job_id)) for job_id in left) == 0
 
     _pause(hosts, "test.sync")
-    topics.change_delivery(center, "test.sync", Delivery.HANDLER)
-    _resume(hosts, "test.sync")
+    _do(hosts, topics.alter, delivery=Delivery.HANDLER)
+    _do(hosts, topics.resume, rate=0)
     hosts.wait(lambda: not hosts.pending(left), "handlers have it again", 20)
     assert hosts.not_run_once(left) == {}
     assert hosts.verdict().clean, hosts.logs()
@@ -361,12 +359,12 @@ def test_a_topic_is_deleted_only_empty_and_its_name_may_be_used_again(hosts: Sys
     hosts.wait(lambda: not hosts.pending([done, dead]), "they have ended", 10)
     far = [client.submit("test.sync", biz_id=n, delay=3600) for n in range(30)]
     with pytest.raises(TopicInUse, match="not paused"):
-        topics.delete_topic(center, "test.sync")
+        _do(hosts, topics.delete)
     _pause(hosts, "test.sync")
     with pytest.raises(
         TopicInUse, match=r"30 pending \(0 prepared, 0 leased or handed out\), 1 dead; `toc cancel"
     ):
-        topics.delete_topic(center, "test.sync")
+        _do(hosts, topics.delete)
     with TimeoutCenter(hosts.settings) as other:
         far.append(other.submit("test.sync", biz_id=31, delay=3600))  # it takes tasks again
 
@@ -377,7 +375,7 @@ def test_a_topic_is_deleted_only_empty_and_its_name_may_be_used_again(hosts: Sys
         other.submit("test.sync", biz_id=32, delay=3600)
     bulk.cancel(center, far)
     assert bulk.purge_dead(center, [dead])["purged"] == 1
-    topics.delete_topic(center, "test.sync")
+    _do(hosts, topics.delete)
 
     with TimeoutCenter(hosts.settings) as other, pytest.raises(UnknownTopic):
         other.submit("test.sync", biz_id=33, delay=3600)
@@ -386,10 +384,10 @@ def test_a_topic_is_deleted_only_empty_and_its_name_may_be_used_again(hosts: Sys
     assert {rows[job_id].status for job_id in far} == {3}
     assert store.topics.retired() == {1: 259_200}
     with pytest.raises(TocError, match="deleted"):
-        topics.create_topic(center, "test.sync", biz_type=1, slot_amount=4)
+        store.topics.create(Topic("test.sync", 1, 4))
 
     # The name may be used again. The workers, which have lived through all of it, serve the new topic.
-    topics.create_topic(center, "test.sync", biz_type=77, slot_amount=2)
+    store.topics.create(Topic("test.sync", 77, 2))
     center.catalog.refresh()
     fresh = [hosts.client.submit("test.sync", biz_id=n, delay=0.5) for n in range(20)]
     hosts.wait(lambda: not hosts.pending(fresh), "the new topic runs", 20)
@@ -407,7 +405,7 @@ def test_a_backlog_is_resumed_at_the_rate_asked_for_by_age_and_then_all_is_as_ev
     last = center.submit("test.sync", biz_id=1, delay=2.0)
     system.wait(lambda: system.row(last).status == TaskStatus.PROCESSED, "all are due", 10)
     resumed = time.time()
-    resume.perform(Doing(center, "ann", resume.right), {"topic": "test.async", "rate": 50})
+    topics.resume.perform(Doing(center, "ann", topics.resume.right), {"topic": "test.async", "rate": 50})
     fresh = center.submit("test.async", biz_id=7, delay=0.5)
     system.wait(lambda: not system.pending([*job_ids, fresh]), "all have run", 30)
     starts = [event for event in system.history() if event.event == "start" and event.job_id != last]

@@ -29,7 +29,6 @@ from toc.model.raised import MAX_ERROR_CHARS, Delivered, Postponed, Undelivered
 from toc.model.target import ATTRIBUTE
 from toc.model.task import Body, Content
 from toc.model.topic import Delivery
-from toc.operate import topics
 from toc.operate.bulk_jobs import redrive
 from toc.store.records.targets import new_key
 from toc.webhooks.connect import Lookup
@@ -98,7 +97,7 @@ def test_a_task_is_sent_signed_to_its_topics_target_or_its_own(hook: Hook, recei
     center = hooked.center
     shop = center.targets.create("shop", receiver.url("/a"), headers={"X-Key": "open sesame"})
     center.targets.create("other", other.url("/b"))
-    topics.alter_topic(center, "hook", {"target": "shop"})
+    center.store.topics.alter("hook", target="shop")
     hooked.start()
     first = hooked.submit("Bestellung 7", attribute={"n": 1})
     second = hooked.submit(2, body=b"\x00raw", content_type="text/plain", target="other")
@@ -323,12 +322,12 @@ def test_a_task_that_waits_for_its_turn_while_its_topic_is_changed_is_not_sent(
     center = hook(receiver).center
     for name in ("shop", "other"):
         center.targets.create(name, receiver.url())
-    topics.alter_topic(center, "hook", {"target": "shop"})
+    center.store.topics.alter("hook", target="shop")
     webhooks = sending(center)
     enter = webhooks._limiter.enter
 
     async def wait(*given: Any) -> None:
-        topics.alter_topic(center, "hook", change)
+        center.store.topics.alter("hook", **change)
         center.catalog.refresh()
         await enter(*given)
 
