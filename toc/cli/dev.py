@@ -17,7 +17,7 @@ from toc.cli.daemons import check_webhooks, http_processes, with_dialects
 from toc.cli.output import end_if_lost, progress_line, say, show_one
 from toc.cli.values import Json, flag, load_settings, option, who
 from toc.model.access import Role
-from toc.model.errors import ConfigError, InvalidInput, shown
+from toc.model.errors import ConfigError
 
 if TYPE_CHECKING:
     from toc.config import Settings
@@ -32,7 +32,7 @@ HANDLERS_SECONDS = 5
 
 
 def demo(
-    count: int = option("N", "How many orders to make up.", default=1000),
+    count: int = option("N", "How many orders to make up.", default=1000, min=1, max=10_000),
     seconds: int = option("N", "How long 30 minutes take.", default=15, min=1, max=600),
     as_json: Json = False,
 ) -> None:
@@ -46,8 +46,6 @@ def demo(
     from toc.dev.demo import embedded, play
     from toc.observe import log
 
-    if not 1 <= count <= 10_000:
-        raise InvalidInput(f"--count must be 1 to 10,000, not {shown(count)}")
     log.configure("warning")
     _clean_up_when_terminated()
     say("starting a private Redis, SQLite and a worker ...")
