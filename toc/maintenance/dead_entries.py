@@ -74,22 +74,14 @@ class DeadQueueCheck:
             del self._left[slot]
             if not isinstance(page, IndexUnavailable):
                 found[slot] = page
-        suspects = self._not_dead([job_id for ids in found.values() for job_id in ids])
+        rows = self._store.read_tries([job_id for ids in found.values() for job_id in ids])
         for slot, ids in found.items():
-            gone = {job_id: suspects[job_id] for job_id in ids if job_id in suspects}
+            known = {job_id: rows.get(job_id) for job_id in ids if job_id not in rows.unanswered}
+            gone = {job_id: row for job_id, row in known.items() if belongs(row) is not Place.DEAD_QUEUE}
             if gone:
                 self._remove(slot, gone)
             if len(ids) >= PAGE:
                 self._left[slot] = pages[slot] + len(ids) - len(gone)
-
-    def _not_dead(self, job_ids: Collection[int]) -> dict[int, TryRow | None]:
-        """Those whose rows are missing or not dead, without those whose tables do not answer."""
-        rows = self._store.read_tries(job_ids)
-        if rows.unanswered:
-            error = next(iter(rows.unanswered.values()))
-            log.warning("dead_queues_not_checked", tasks=len(rows.unanswered), error=str(error))
-        found = {job_id: rows.get(job_id) for job_id in job_ids if job_id not in rows.unanswered}
-        return {job_id: row for job_id, row in found.items() if belongs(row) is not Place.DEAD_QUEUE}
 
     def _remove(self, slot: Slot, entries: Mapping[int, TryRow | None]) -> None:
         removed = self._queues.purge_dead({slot: list(entries)})[slot]
