@@ -73,7 +73,8 @@ class WakeListener:
                 for node, subscription in subscriptions.items():
                     if not self._listen(node, subscription, callback):
                         grouped = None  # other nodes may serve its slots now
-                until = min(subscription.next_at() for subscription in subscriptions.values())
+                silent_at = time.monotonic() + _SILENCE_S
+                until = min((one.next_at() for one in subscriptions.values()), default=silent_at)
                 wires = [one.wire.fileno() for one in subscriptions.values() if one.wire is not None]
                 self._reactor.sleep(until - time.monotonic(), wires)
         finally:
@@ -88,8 +89,6 @@ class WakeListener:
         try:
             for channel, slot in wanted.items():
                 groups.setdefault(self._nodes.master(self._keys(slot).hash_slot), {})[channel] = slot
-            if not groups:  # a connection without channels still shows that the server is there
-                groups[self._nodes.masters()[0]] = {}
         except IndexUnavailable:
             groups = {None: dict(wanted)}
         lost = None in subscriptions and subscriptions[None].lost
@@ -109,8 +108,6 @@ class WakeListener:
                 log.warning("wake_listener_disconnected", reason=f"{exc}" or type(exc).__name__)
             subscription.disconnected()
             return False
-        if events and subscription.lost:
-            log.info("wake_listener_connected")
         if events:
             subscription.pause, subscription.lost = _RECONNECT_S, False
         for event in events:
@@ -145,8 +142,6 @@ class _Subscription:
         events: list[_Event] = []
         if wanted is not self._subscribed:
             before = self._subscribed or {}
-            if self._subscribed is None and not wanted:
-                events.append((None, None))  # no channel will be confirmed
             new = [channel for channel in wanted if channel not in before]
             _send(wire, "SUBSCRIBE", new)
             _send(wire, "UNSUBSCRIBE", [channel for channel in before if channel not in wanted])
