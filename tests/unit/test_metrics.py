@@ -38,7 +38,7 @@ def tries(board: SharedMetrics, topic: str, outcome: str) -> Count:
 def test_a_sum_never_shrinks_when_two_clocks_disagree(boards: tuple[SharedMetrics, SharedMetrics]) -> None:
     late = lateness(boards[0], "t")
     late.observe([-0.002])
-    late.observe_one(-0.003)
+    late.observe([-0.003])
     (cells,) = boards[1].read().values()
     assert cells[0] == 2
     assert cells[-1] == 0

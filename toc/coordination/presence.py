@@ -89,10 +89,8 @@ class LocalNames:
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as caller:
                 caller.connect(_address(name))
-        except ConnectionRefusedError:
-            return True  # no process holds it
-        except OSError:  # unknown: there may be no descriptor left
-            return False
+        except OSError as exc:  # refused: no process holds it; else unknown: there may be no descriptor left
+            return isinstance(exc, ConnectionRefusedError)
         return False
 
 

@@ -229,7 +229,7 @@ class Exchange:
         connection.outlet.uncork()
         connection.answered()
         REQUESTS.of(name, f"{status // 100}xx").add()
-        REQUEST_SECONDS.of(name).observe_one(time.perf_counter() - self._arrived)
+        REQUEST_SECONDS.of(name).observe([time.perf_counter() - self._arrived])
         return there and not connection.lost
 
     async def stream(self, answer: Answer, parts: AsyncIterator[bytes]) -> None:

@@ -23,9 +23,8 @@ import struct
 import threading
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Generic, TypeVar
 
 BOARD_BYTES = 4 << 20
@@ -106,14 +105,17 @@ class SharedMetrics:
         return {key: cells.tolist() for key, cells in self._found}
 
 
-class Count:
+@dataclass(eq=False, slots=True)
+class _Series:
+    """A series of this process, with its numbers."""
+
+    _metric: Metric
+    _cells: memoryview[float]
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+class Count(_Series):
     """A series that grows."""
-
-    __slots__ = ("_cells", "_lock")
-
-    def __init__(self, metric: Metric, cells: memoryview[float]) -> None:  # noqa: ARG002 - made like the others
-        self._cells = cells
-        self._lock = threading.RLock()
 
     def add(self, amount: float = 1) -> None:
         """Add ``amount``."""
@@ -127,42 +129,26 @@ class Count:
         return taken
 
 
-class Level:
+class Level(_Series):
     """A series that goes up and down."""
-
-    __slots__ = ("_cells",)
-
-    def __init__(self, metric: Metric, cells: memoryview[float]) -> None:  # noqa: ARG002
-        self._cells = cells
 
     def set(self, value: float) -> None:
         """Set the present value."""
         self._cells[0] = value
 
 
-class Distribution:
+class Distribution(_Series):
     """A series of a histogram."""
-
-    __slots__ = ("_bucket_of", "_cells", "_lock")
-
-    def __init__(self, metric: Metric, cells: memoryview[float]) -> None:
-        self._cells = cells
-        self._bucket_of = partial(bisect_left, metric.buckets)
-        self._lock = threading.RLock()
 
     def observe(self, values: Iterable[float]) -> None:
         """Add these measured values."""
-        cells = self._cells
+        cells, buckets = self._cells, self._metric.buckets
         with self._lock:
             for value in values:
-                cells[self._bucket_of(value)] += 1
+                cells[bisect_left(buckets, value)] += 1
                 # The sum must never shrink, or it looks like a restart: two clocks may be out of order.
                 if value > 0:
                     cells[-1] += value
-
-    def observe_one(self, value: float) -> None:
-        """Add one measured value."""
-        self.observe((value,))
 
 
 Series = TypeVar("Series", Count, Level, Distribution)

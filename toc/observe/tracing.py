@@ -84,15 +84,6 @@ class Tracing:
         self._empty = context.Context
         self._tracer = trace.get_tracer("toc")
 
-    @classmethod
-    def of(cls, share: float) -> Tracing | None:
-        """Return None for a share of 0, so that OpenTelemetry need not be installed and costs nothing."""
-        return cls(share) if share > 0 else None
-
-    def traces(self, job_id: int) -> bool:
-        """Whether this task is traced."""
-        return is_traced(job_id, self._share)
-
     # --- submit
 
     def submitted(
@@ -115,7 +106,7 @@ class Tracing:
         now = time.time_ns()
         for one, outcome in zip(tasks, outcomes, strict=True):
             job_id = outcome if isinstance(outcome, int) else one.row.job_id
-            if not self.traces(job_id):
+            if not is_traced(job_id, self._share):
                 continue
             span = self._start(
                 "send", self._trace.SpanKind.PRODUCER, job_id, one.topic, {}, links=links, start_ns=began_ns
@@ -131,7 +122,7 @@ class Tracing:
     @contextmanager
     def trying(self, task: Task) -> Iterator[None]:
         """Write the span of a try of this task; it is the current span within the block."""
-        if not self.traces(task.job_id):
+        if not is_traced(task.job_id, self._share):
             yield
             return
         span = self._start_try(task)
@@ -161,7 +152,7 @@ class Tracing:
             raise
         finally:
             for task in tasks:
-                if self.traces(task.job_id):
+                if is_traced(task.job_id, self._share):
                     self._end_try(self._start_try(task, began), error or failed.get(task.job_id))
 
     def flush(self) -> None:

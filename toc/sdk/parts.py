@@ -102,8 +102,9 @@ class Parts:
 
     @cached_property
     def tracing(self) -> Tracing | None:
-        """What writes spans; None if TOC_TRACES is 0."""
-        return Tracing.of(self.settings.traces)
+        """What writes spans. None if TOC_TRACES is 0: then OpenTelemetry need not be installed."""
+        share = self.settings.traces
+        return Tracing(share) if share > 0 else None
 
     @cached_property
     def _intake(self) -> RowMaker:

@@ -309,7 +309,7 @@ class Webhooks:
         label = self._waits.label(bound.label)
         status = "none" if answer.status is None else f"{answer.status // 100}xx"
         metrics.WEBHOOK_REQUESTS.of(label, status).add()
-        metrics.WEBHOOK_SECONDS.of(label).observe_one(answer.ms / 1000)
+        metrics.WEBHOOK_SECONDS.of(label).observe([answer.ms / 1000])
         return answer
 
     async def _judge(self, task: Task, bound: Bound, answer: Response) -> Delivered:

@@ -113,7 +113,7 @@ class Checker:
             server = self.tools.store.server_of(job_ids[0])
             self.tools.late.slow(Cause.DATABASE, server, time.monotonic() - began, "reading rows")
             if not rows.unanswered:
-                self._read_seconds.observe_one(time.monotonic() - began)
+                self._read_seconds.observe([time.monotonic() - began])
             if self.tools.book.leaving:
                 self.finisher.give_back_unread(some)
             else:

@@ -29,13 +29,11 @@ class LateStarts(Holdups):
         self._book = book
         self._deaths: list[tuple[int, str]] = []
         """When it learned that a worker had died (ms)."""
-        self._dead: frozenset[str] = frozenset()
 
     def died(self, workers: Iterable[str]) -> None:
-        """Note which workers are known to be dead."""
-        dead, now = frozenset(workers), self._clock.now_ms()
-        self._deaths = [*self._deaths, *((now, worker) for worker in dead - self._dead)][-NOTES:]
-        self._dead = dead
+        """Note workers that have died."""
+        now = self._clock.now_ms()
+        self._deaths = [*self._deaths, *((now, worker) for worker in workers)][-NOTES:]
 
     def of(self, ended: Iterable[tuple[Entry, Raised | None]], server: int) -> dict[int, LateStart]:
         """Return the late starts among ended tries of one database server, by job_id; without spans those

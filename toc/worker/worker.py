@@ -246,9 +246,10 @@ class Worker:
     def _obey(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "dead":
-            self.tools.store.leases.set_dead(message["workers"])
-            self.book.dead = frozenset(message["workers"])
-            self.tools.late.died(message["workers"])
+            dead = frozenset(message["workers"])
+            self.tools.store.leases.set_dead(dead)
+            self.tools.late.died(dead - self.book.dead)
+            self.book.dead = dead
             self.reclaimer.look_now()
             self.rows.look_now()
         elif kind == "sure":

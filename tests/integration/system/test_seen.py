@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from benchmarks.local import RedisServer
-from toc import NewTask, TaskStatus, TimeoutCenter
+from toc import NewTask, Settings, TaskStatus, TimeoutCenter
 from toc.coordination.operator import Operator
 from toc.model.access import Action
 from toc.model.errors import ConfigError, StoreUnavailable
@@ -36,7 +36,7 @@ from toc.model.minute import MINUTE_MS
 from toc.model.topic import TopicType
 from toc.observe import metrics
 from toc.observe.metrics import METRICS
-from toc.observe.tracing import Tracing, is_traced, trace_id
+from toc.observe.tracing import is_traced, trace_id
 from toc.operate import cluster as operate_cluster
 from toc.operate.due import hour, lateness_record
 from toc.operate.operation import Doing, Record
@@ -403,9 +403,13 @@ def test_a_share_of_all_tasks_is_traced_the_same_everywhere() -> None:
 
 def test_without_opentelemetry_traces_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    assert Tracing.of(0.0) is None
-    with pytest.raises(ConfigError, match=r"pip install 'timeout-center\[otel\]'"):
-        Tracing.of(0.5)
+    with TimeoutCenter(Settings(traces=0)) as center:
+        assert center.tracing is None
+    with (
+        TimeoutCenter(Settings(traces=0.5)) as center,
+        pytest.raises(ConfigError, match=r"pip install 'timeout-center\[otel\]'"),
+    ):
+        assert center.tracing
 
 
 def test_slots_are_counted_by_redis_while_the_first_database_is_away(

@@ -22,7 +22,7 @@ from typing import Any
 from toc.config import Settings
 from toc.coordination.assignment import TABLES
 from toc.loop import watch_threads
-from toc.model.clock import Clock
+from toc.model.clock import RateLimit
 from toc.model.errors import ConfigError
 from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
@@ -50,8 +50,7 @@ AGAIN_SECONDS = 10.0
 class Alone:
     """What the daemon's thread knows of the runs alone. It starts the process and sends the messages."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._monotonic = clock.monotonic
+    def __init__(self) -> None:
         self._line: dict[int, tuple[Suspect, str]] = {}
         """job_id -> the suspect, and how it has ended the process in which it ran alone ("": it has not)."""
         self._passed: Suspect | None = None
@@ -70,7 +69,7 @@ class Alone:
 
     def starts(self) -> bool:
         """Whether to start the process now. Call it while there is none."""
-        now = self._monotonic()
+        now = time.monotonic()
         if not self._line or now < self._start_at:
             return False
         self._start_at = now + AGAIN_SECONDS
@@ -138,8 +137,9 @@ class Daemon(Keeper[WorkerProcess]):
         identity = center.store.identity
         # The processes get these from us, because the server may be away when they start.
         self._known = {"identity": identity.get(), "lease_secret": identity.lease_secret().hex()}
-        self._reported_at = self._looked_at = float("-inf")
-        self._alone = Alone(Clock())
+        self._reports = RateLimit(center.clock, TICK_SECONDS / 2)
+        self._looked_at = float("-inf")
+        self._alone = Alone()
         self._signals = 0
         self._exit_code = 0
 
@@ -190,16 +190,14 @@ class Daemon(Keeper[WorkerProcess]):
 
     def _tell(self) -> None:
         """Report the state to the monitor, about once a second, if it has an address."""
-        now = time.monotonic()
-        if self.monitor.address is None or now - self._reported_at < TICK_SECONDS / 2:
+        if self.monitor.address is None or not self._reports():
             return
-        self._reported_at = now
         children = list(self._children.values())
         held = {slot for child in children for slot in child.held - child.dropping}
         moving = {slot for child in children for slot in child.dropping} | self._slots.missing
         self.monitor.tell(
             State(
-                now,
+                time.monotonic(),
                 self._alone_index,
                 workers=Counter(one.doing for one in children if one.index != self._alone_index),
                 owned=_without_tables(held),

@@ -33,19 +33,27 @@ Context = Callable[[Any], AbstractContextManager[Any]]
 def surrounded(handler: Handler, one: Context, many: Context) -> Handler:
     """The handler, wrapped so that each call is within a context, which gets what the handler gets. That for
     a batch gives a function that is told the errors by job_id."""
-    inner, span = handler.call, one if handler.batch is None else many
+    inner, batched = handler.call, handler.batch is not None
+    span = many if batched else one
     call: Callable[..., Any]
+
+    def checked(outcome: Any, given: Any, failed: Callable[..., None] | None) -> Any:
+        errors = errors_of(outcome, given if batched else None)
+        if failed is not None:
+            failed(errors)
+        return outcome
+
     if handler.is_async:
 
         async def call(given: Any) -> Any:
             with span(given) as failed:
-                return _checked(await inner(given), given, failed)
+                return checked(await inner(given), given, failed)
 
     else:
 
         def call(given: Any) -> Any:
             with span(given) as failed:
-                return _checked(inner(given), given, failed)
+                return checked(inner(given), given, failed)
 
     return replace(handler, call=call)
 
@@ -57,18 +65,11 @@ def traced(handlers: dict[str, Handler], tracing: Tracing | None) -> dict[str, H
     return {topic: surrounded(one, tracing.trying, tracing.trying_many) for topic, one in handlers.items()}
 
 
-def _checked(outcome: Any, given: Any, failed: Callable[..., None] | None) -> Any:
-    """Return what a handler returned. ``failed`` tells which tasks of a batch have failed."""
-    errors = errors_of(outcome, None if failed is None else given)
-    if failed is not None:
-        failed(errors)
-    return outcome
-
-
 def told(handler: Handler, *, limited: bool) -> Handler:
     """The handler, wrapped so that each try is told, and ``limited`` by max_runtime or not. One that is left
     at a breakpoint uses up nothing."""
-    return replace(surrounded(handler, _trying, _trying_many), limited=limited, overran=_overran)
+    one = surrounded(handler, lambda task: _trying_many([task]), _trying_many)
+    return replace(one, limited=limited, overran=_overran)
 
 
 _running: dict[int, Task] = {}
@@ -91,12 +92,6 @@ def tell_ready(handlers: Mapping[str, Handler]) -> None:
 def tell_death(task: Task, reason: str) -> None:
     """Tell that a task is dead: a hook ``on_dead``."""
     _tell("dead", task, f"{reason}; `toc dead redrive {task.job_id}` runs it again")
-
-
-@contextmanager
-def _trying(task: Task) -> Iterator[None]:
-    with _trying_many([task]):
-        yield
 
 
 @contextmanager

@@ -203,7 +203,7 @@ class Flusher:
         took = self.tools.clock.monotonic() - began
         if took > len(batch) / SLOW_ROWS:
             self.tools.late.slow(Cause.DATABASE, self.server, took, "writing results")
-        self._seconds.observe_one(took)
+        self._seconds.observe([took])
         for labels, count in self._outcomes.items():
             TRIES.of(*labels).add(count)
         return moves, unwritten

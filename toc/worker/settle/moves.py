@@ -69,7 +69,7 @@ class EntryMover:
             return self._send([move for move in moves if move.entry in departed])
         finally:
             self._tools.inflight.arrived(going)
-            self._seconds.observe_one(self._tools.clock.monotonic() - began)
+            self._seconds.observe([self._tools.clock.monotonic() - began])
 
     def _send(self, moves: Iterable[Move]) -> list[Move]:
         now, queues = self._tools.clock.now_ms(), self._tools.queues

@@ -280,8 +280,7 @@ class RowTaker:
         """Hold those of a topic's rows that are due, those that have waited longest first."""
         now, at = self.tools.clock.monotonic(), self.tools.clock.now_ms()
         limited = topic.resume_rate > 0 and rows[-1][0] < topic.resumed_at
-        owned = sum(slot.topic == topic.name for slot in slots) if limited else 0
-        tokens = self._resume.tokens(topic, owned) if limited else room
+        tokens = self._resume.tokens(topic, slots) if limited else room
         chosen: list[Entry] = []
         while rows and rows[-1][0] <= at and len(chosen) < min(room, tokens):
             _, job_id, slot = rows.pop()

@@ -155,8 +155,7 @@ class Agenda:
             limited = sum(member.due < topic.resumed_at for member in members) if topic.resume_rate else 0
             first = 0
             if limited:  # the first ones: one of them, which holds the oldest, is taken from at a time
-                owned = sum(slot.topic == name for slot in self.tools.book.owned)
-                tokens = self._resume.tokens(topic, owned)
+                tokens = self._resume.tokens(topic, self.tools.book.owned)
                 first = min(tokens, 1)
                 self._put_off(members[first:limited], now + PACE_MS)
                 members = members[:first] + members[limited:]
@@ -313,4 +312,4 @@ class Poller:
             failpoint("poll.taken")
             self.checker.put(self.adopter.ours(taken))
         if seconds:
-            self._seconds.observe_one(seconds)
+            self._seconds.observe([seconds])

@@ -1,9 +1,10 @@
 """How fast the backlog of a topic is taken that was paused: ``toc topic resume --rate``."""
 
 import threading
+from collections.abc import Iterable
 
 from toc.model.clock import Clock
-from toc.model.topic import Topic
+from toc.model.topic import Slot, Topic
 
 PACE_MS = 20
 """How often tasks of a backlog are taken, the oldest first."""
@@ -26,8 +27,9 @@ class ResumeRate:
         self._tokens: dict[str, tuple[int, float, float]] = {}
         """By topic: when it was resumed (ms), how many tasks may be taken, and as of when (monotonic)."""
 
-    def tokens(self, topic: Topic, owned: int) -> int:
-        """Return how many may be taken now by who owns so many slots of the topic."""
+    def tokens(self, topic: Topic, slots: Iterable[Slot]) -> int:
+        """Return how many may be taken now by who owns these slots, also of other topics."""
+        owned = sum(slot.topic == topic.name for slot in slots)
         now, rate = self._clock.monotonic(), topic.resume_rate * owned / topic.slot_amount
         with self._lock:
             resumed_at, tokens, filled_at = self._tokens.get(topic.name, (0, 0.0, now))
