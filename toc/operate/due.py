@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from toc.model.access import Action as Right
 from toc.model.documents import instant, seconds
-from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, Part, Spans, Step, pile_up, spread, sums, total
+from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, Step, pile_up, spread, sums, total
 from toc.model.errors import InvalidDocument, InvalidInput, StoreUnavailable
 from toc.model.minute import KEPT, LATENESS, MINUTE_MS, OTHERS, Tally, plus
 from toc.model.minute import read as read_minute
@@ -41,35 +41,6 @@ TOPIC = Param("topic", Value.TOPIC, "Only this topic.", metavar="[TOPIC]")
 # --- what comes due
 
 
-@dataclass(slots=True)
-class Due:
-    """What comes due, by biz_type, from the present minute and hour on, as of ``now_ms``.
-
-    ``oldest``: of each part the greatest age (ms) and its table. ``missing``: tables whose numbers are not
-    in the sums, or do not cover the next hour.
-    """
-
-    now_ms: int
-    minutes: Spans
-    hours: Spans
-    oldest: dict[str, tuple[int, str] | None] = field(default_factory=dict)
-    missing: list[Record] = field(default_factory=list)
-
-    @property
-    def counted(self) -> list[int]:
-        """All biz_types."""
-        return sorted(self.minutes.keys() | self.hours.keys())
-
-    def shown(self, biz_types: Sequence[int]) -> Record:
-        """Return the sums of some biz_types: counts from now on, and each minute and hour."""
-        minutes, hours = (
-            [sum(column) for column in zip(*(spans[one] for one in biz_types if one in spans), strict=True)]
-            or [0] * (length + 1)
-            for spans, length in ((self.minutes, MINUTES), (self.hours, HOURS))
-        )
-        return sums(NEAR, minutes) | sums(FAR, hours) | {"minutes": minutes[1:], "hours": hours[1:]}
-
-
 def unread(store: Store, failed: Mapping[int, Trouble], *, servers: bool) -> list[Record]:
     """Return how tables without an answer are told: with the error of their server only if ``servers`` may be
     named."""
@@ -79,36 +50,47 @@ def unread(store: Store, failed: Mapping[int, Trouble], *, servers: bool) -> lis
     ]
 
 
-def due(store: Store, now_ms: int, *, servers: bool = True) -> Due:
-    """Read the counts of all tables. What is ``missing`` is told with the error of its server only if
-    ``servers`` may be named."""
-    kept = store.due_counts.kept(store.tables)
-    counts: dict[str, list[Counted]] = {NEAR.name: [], FAR.name: []}
-    ages: dict[str, list[tuple[int, str]]] = {NEAR.name: [], FAR.name: []}
-    missing = unread(store, kept.unanswered, servers=servers)
-    for table, rows in kept.items():
-        name, found = store.name_of(table), {row.part: row.age for row in rows}
-        for row in rows:
-            counts[row.part].append(row.counts)
-            ages[row.part].append((row.age, name))
-        if len(found) < len(counts) or found[NEAR.name] > OLD_MS:
-            age = found.get(NEAR.name)
-            why = "no worker has counted it yet" if age is None or len(found) < len(counts) else "old"
-            missing.append({"table": name, "age": None if age is None else seconds(age), "error": why})
+class Due:
+    """What comes due, by biz_type, from the present minute and hour on, as of ``now_ms``: the counts of all
+    tables.
 
-    def added(part: Part, spans: int) -> Spans:
-        return total(part, counts[part.name], now_ms, spans)
+    ``oldest``: of each part the greatest age (ms) and its table. ``missing``: tables whose numbers are not
+    in the sums, or do not cover the next hour; with the error of their server only if ``servers`` may be
+    named. ``counted``: all biz_types.
+    """
 
-    return Due(
-        now_ms,
-        added(NEAR, MINUTES),
-        added(FAR, HOURS),
-        {part: max(found, default=None) for part, found in ages.items()},
-        sorted(missing, key=lambda one: one["table"]),
-    )
+    def __init__(self, store: Store, now_ms: int, *, servers: bool = True) -> None:
+        self.now_ms = now_ms
+        kept = store.due_counts.kept(store.tables)
+        counts: dict[str, list[Counted]] = {NEAR.name: [], FAR.name: []}
+        ages: dict[str, list[tuple[int, str]]] = {NEAR.name: [], FAR.name: []}
+        missing = unread(store, kept.unanswered, servers=servers)
+        for table, rows in kept.items():
+            name, found = store.name_of(table), {row.part: row.age for row in rows}
+            for row in rows:
+                counts[row.part].append(row.counts)
+                ages[row.part].append((row.age, name))
+            if len(found) < len(counts) or found[NEAR.name] > OLD_MS:
+                age = found.get(NEAR.name)
+                why = "no worker has counted it yet" if age is None or len(found) < len(counts) else "old"
+                missing.append({"table": name, "age": None if age is None else seconds(age), "error": why})
+        self._minutes = total(NEAR, counts[NEAR.name], now_ms, MINUTES)
+        self._hours = total(FAR, counts[FAR.name], now_ms, HOURS)
+        self.counted = sorted(self._minutes.keys() | self._hours.keys())
+        self.oldest = {part: max(found, default=None) for part, found in ages.items()}
+        self.missing = sorted(missing, key=lambda one: one["table"])
+
+    def shown(self, biz_types: Sequence[int]) -> Record:
+        """Return the sums of some biz_types: counts from now on, and each minute and hour."""
+        minutes, hours = (
+            [sum(column) for column in zip(*(spans[one] for one in biz_types if one in spans), strict=True)]
+            or [0] * (length + 1)
+            for spans, length in ((self._minutes, MINUTES), (self._hours, HOURS))
+        )
+        return sums(NEAR, minutes) | sums(FAR, hours) | {"minutes": minutes[1:], "hours": hours[1:]}
 
 
-class _Asked:
+class _Asked(Due):
     """What comes due, for somebody who may see some topics, or asks for one.
 
     ``mine``: the names of the biz_types that this is about. ``rest``: those of no topic that there is, and
@@ -116,22 +98,20 @@ class _Asked:
     """
 
     def __init__(self, doing: Doing, only: str | None) -> None:
-        now = doing.center.clock.now_ms()
         names = {topic.biz_type: topic.name for topic in _topics(doing, only)}
         whole = doing.may(Right.READ_CLUSTER)
-        self.due = due(doing.center.store, now, servers=whole)
-        counted = self.due.counted
+        super().__init__(doing.center.store, doing.center.clock.now_ms(), servers=whole)
         self.mine = {
             biz_type: names[biz_type]
-            for biz_type in counted
+            for biz_type in self.counted
             if biz_type in names and doing.sees(names[biz_type]) and only in (None, names[biz_type])
         }
         self.whole = whole and only is None
-        self.rest = [biz_type for biz_type in counted if biz_type not in names] if self.whole else []
+        self.rest = [biz_type for biz_type in self.counted if biz_type not in names] if self.whole else []
         self.capacity = None
         if whole:
             with suppress(StoreUnavailable):
-                self.capacity = hour(doing.center.store.minutes, now).capacity
+                self.capacity = hour(doing.center.store.minutes, self.now_ms).capacity
 
 
 def _topics(doing: Doing, only: str | None) -> list[Topic]:
@@ -158,9 +138,8 @@ def show(doing: Doing, topic: str | None = None) -> Record:
     these numbers. `capacity`: the most tasks that the living workers have started in a minute; `beyond` are
     the minutes of the next hour in which more come due, of all topics.
     """
-    asked = _Asked(doing, topic)
-    found, capacity = asked.due, asked.capacity
-    shown = [{"topic": name, **found.shown([biz_type])} for biz_type, name in asked.mine.items()]
+    found = _Asked(doing, topic)
+    shown = [{"topic": name, **found.shown([biz_type])} for biz_type, name in found.mine.items()]
     if topic is not None and not shown:
         shown = [{"topic": topic, **found.shown([])}]
     shown.sort(key=lambda one: (-one["overdue"] - one["week"] - one["later"], one["topic"]))
@@ -168,21 +147,21 @@ def show(doing: Doing, topic: str | None = None) -> Record:
     beyond = [
         {"at": instant((first + place) * NEAR.length), "due": count}
         for place, count in enumerate(all_)
-        if capacity is not None and count > max(capacity, QUIET)
+        if found.capacity is not None and count > max(found.capacity, QUIET)
     ]
     return {
         "now": instant(found.now_ms),
         "minutes_from": instant(first * NEAR.length),
         "hours_from": instant(found.now_ms // FAR.length * FAR.length),
         "topics": shown,
-        "others": found.shown(asked.rest) if asked.whole else None,
-        "total": found.shown([*asked.mine, *asked.rest]),
+        "others": found.shown(found.rest) if found.whole else None,
+        "total": found.shown([*found.mine, *found.rest]),
         "ages": {
             part: {"oldest": oldest and seconds(oldest[0]), "table": oldest and oldest[1]}
             for part, oldest in found.oldest.items()
         },
         "missing": found.missing,
-        "capacity": capacity,
+        "capacity": found.capacity,
         "beyond": beyond,
     }
 
@@ -205,8 +184,8 @@ def what_if(doing: Doing, pause: float, topic: str | None = None, rate: float | 
     """
     if not 0 < pause <= WEEK:
         raise InvalidInput(f"a pause is more than 0 s and at most {WEEK} s (7d), not {pause:g} s", "pause")
-    asked = _Asked(doing, topic)
-    found, capacity, paused = asked.due, asked.capacity, {*asked.mine, *asked.rest}
+    found = _Asked(doing, topic)
+    capacity, paused = found.capacity, {*found.mine, *found.rest}
     own, others = found.shown(sorted(paused)), found.shown(sorted(set(found.counted) - paused))
     now, resumed = found.now_ms, found.now_ms + round(pause * 1000)
     beside = [count for _, _, count in spread(now, others["minutes"], others["hours"])]

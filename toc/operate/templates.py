@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from toc.model.access import Action as Right
@@ -45,8 +46,10 @@ def ensure_topic(center: TimeoutCenter, name: str, *, by: str) -> Topic:
         if name in known:
             return known[name]
         template = best_of(center.store.templates.list(), name)
-        made = _create(center, name, template, known)
-        if made is not None:
+        check_room(template, name, known)  # programs that create topics at this moment may exceed it
+        made = template.topic(name, drawn_type())
+        with suppress(TopicExists):  # another program was faster, or its number was taken: look again
+            center.store.topics.create(made)
             log.info("topic_created", by=by, topic=name, biz_type=made.biz_type, template=template.pattern)
             center.catalog.refresh()
             return made
@@ -60,19 +63,6 @@ def check_room(template: Template, name: str, known: Iterable[str]) -> None:
             f"topic {name!r} was not created: template {template.pattern!r} already has as many topics as "
             f"it allows ({template.most_topics}); `toc template alter` raises that"
         )
-
-
-def _create(center: TimeoutCenter, name: str, template: Template, known: dict[str, Topic]) -> Topic | None:
-    """Create a topic by a template. None: another program was faster, or a number was taken; look again.
-
-    Programs that create topics at the same moment may exceed the template's cap by these.
-    """
-    check_room(template, name, known)
-    topic = template.topic(name, drawn_type())
-    try:
-        return topic if center.store.topics.add(topic) else None
-    except TopicExists:
-        return None
 
 
 PATTERN = Param(

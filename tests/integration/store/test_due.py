@@ -19,7 +19,7 @@ from toc.model.task import TaskRow, TaskStatus
 from toc.model.topic import Topic
 from toc.observe.board import own_board
 from toc.observe.metrics import PENDING
-from toc.operate.due import OLD_MS, due
+from toc.operate.due import OLD_MS, Due
 from toc.store.store import Store
 from toc.store.tasks.scan import Place, Position
 
@@ -186,7 +186,7 @@ def test_tables_of_another_are_left_and_new_ones_counted_at_once(fresh_store: St
     walking.mine = frozenset()
     walking.round()
     assert walking.sums(NEAR) == {}
-    assert {one["error"] for one in due(fresh_store, NOW).missing} == {"no worker has counted it yet"}
+    assert {one["error"] for one in Due(fresh_store, NOW).missing} == {"no worker has counted it yet"}
     walking.mine = everything
     walking.go(2.0)
     assert walking.sums(NEAR) == expected(rows, NEAR, walking.clock.now_ms())
@@ -268,19 +268,19 @@ def test_what_a_server_that_is_away_holds_is_missing_by_name_and_the_rest_stands
     insert_many(mysql_store, rows)
     walking = Walking(mysql_store)
     walking.round()
-    before = due(mysql_store, NOW)
+    before = Due(mysql_store, NOW)
     assert before.missing == []
     urls = [mysql_place.urls[0], through(proxy, mysql_place.urls[1])]
     proxy.close()
     with closing(mysql_place.open(urls=urls)) as store:
-        found = due(store, NOW)
+        found = Due(store, NOW)
         own = store.tables_of_server()
         assert [one["table"] for one in found.missing] == sorted(map(store.name_of, own[1]))
         assert {one["age"] for one in found.missing} == {None}
         there = mysql_store.due_counts.kept(own[0])
         counts = [one.counts for kept in there.values() for one in kept if one.part == NEAR.name]
-        assert found.minutes == total(NEAR, counts, NOW, MINUTES)
-        assert sum(found.minutes[7]) < sum(before.minutes[7])
+        assert found._minutes == total(NEAR, counts, NOW, MINUTES)
+        assert sum(found._minutes[7]) < sum(before._minutes[7])
 
 
 def test_counts_that_are_old_or_not_understood_are_named(fresh_store: Store) -> None:
@@ -290,7 +290,7 @@ def test_counts_that_are_old_or_not_understood_are_named(fresh_store: Store) -> 
     assert kept(NEAR, {0: ('{"first":1,"topics":{}}', OLD_MS + 60_000), 1: ("nonsense", 0)}) == {}
     assert kept(FAR, {2: ('{"first":1,"topics":{"7":["x"]}}', 0)}) == {}
     assert kept(FAR, {3: ('{"first":1,"topics":{"7":[1e308,1e308]}}', 0)}) == {}
-    found = due(fresh_store, NOW)
+    found = Due(fresh_store, NOW)
     old, *others = sorted(found.missing, key=lambda one: one["table"][-4:])
     assert old["table"] == fresh_store.name_of(0)
     assert (old["error"], old["age"] > OLD_MS / 1000) == ("old", True)

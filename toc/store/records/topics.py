@@ -56,24 +56,21 @@ class TopicTable(NamedTable[Topic]):
 
     def create(self, topic: Topic) -> None:
         """Add a topic. Raises TopicExists if its name or biz_type is taken, or was a deleted topic's."""
-        if not self.add(topic):
-            raise TopicExists(
-                f"biz_type {topic.biz_type} was a deleted topic's and is never used again; choose another"
-            )
-
-    def add(self, topic: Topic) -> bool:
-        """Add a topic. False: its biz_type was a deleted topic's. Raises TopicExists."""
         now = self._clock.now_ms()
         values = topic.values() | {"gmt_create": now, "gmt_modified": now, "version": 0}
         row = select(*(literal(value, self._column[name].type) for name, value in values.items()))
         free = ~exists().where(self._retired.c.biz_type == topic.biz_type)
         if_free = row.select_from(select(literal(1)).subquery("one")).where(free)
         try:
-            return self._write(insert(self._table).from_select(list(values), if_free)) == 1
+            added = self._write(insert(self._table).from_select(list(values), if_free))
         except Duplicate as exc:
             named = self.get(topic.name) is not None
             what = f"topic {topic.name!r}" if named else f"a topic with biz_type {topic.biz_type}"
             raise TopicExists(f"{what} exists already; `toc topic list` shows all") from exc
+        if not added:
+            raise TopicExists(
+                f"biz_type {topic.biz_type} was a deleted topic's and is never used again; choose another"
+            )
 
     def alter(self, name: str, /, **changes: Any) -> Topic:
         """Change policies of a topic and return the new topic, with when and by whom it was paused.
