@@ -13,7 +13,7 @@ import typer
 from toc.cli.operations import act, acted
 from toc.cli.output import console, end_if_lost, print_json, say, screen, show, show_one, table
 from toc.cli.values import Json, flag, number, opened, option
-from toc.model.clock import parse_duration
+from toc.model.clock import parse_duration, span
 from toc.model.errors import InvalidInput
 from toc.operate import cluster
 from toc.operate import due as operations
@@ -121,12 +121,8 @@ def _count(value: int | None) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    """Return a duration for people: 0.8 ms, 120 ms, 4.2 s, 15 min."""
-    if value is None:
-        return "-"
-    if value < 1:
-        return f"{value * 1000:.1f} ms" if value < 0.01 else f"{value * 1000:.0f} ms"
-    return f"{value:.1f} s" if value < 120 else f"{value / 60:,.0f} min"
+    """Return a duration for people; short ones to the tenth of a millisecond."""
+    return "-" if value is None else f"{value * 1000:.1f} ms" if value < 0.01 else span(value)
 
 
 def slots(
