@@ -25,7 +25,7 @@ from toc.index.keys import HASH_SLOTS
 from toc.index.url import Address, Location, Topology
 from toc.index.wire import NONSENSE, Command, Disconnected, Refusal, TimedOut, Wire, meaning_of
 from toc.model.errors import IndexUnavailable
-from toc.model.fork import call_in_children
+from toc.model.fork import in_each_process
 from toc.sockets import none_left
 
 _REST_S = 0.1
@@ -289,8 +289,7 @@ class RedisNodes:
         self._read_timeout = min(timeouts.read, CLUSTER_READ_SECONDS) if self.clustered else timeouts.read
         self.refusal: str | None = None
         """Why no call may be sent to any server, or None."""
-        self._start_anew()
-        call_in_children(self._start_anew)
+        in_each_process(self._start_anew)
 
     def _start_anew(self) -> None:
         self._lock = threading.RLock()

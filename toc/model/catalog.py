@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from toc.model.clock import Clock
 from toc.model.errors import StoreUnavailable, TocError, UnknownTopic
-from toc.model.fork import call_in_children
+from toc.model.fork import in_each_process
 from toc.model.topic import Topic, check_topic_name, unknown_topic
 
 REFRESH_SECONDS = 2.0
@@ -62,8 +62,7 @@ class TopicCatalog:
         """By name and by biz_type. Replaced in one assignment, so readers need no lock."""
         self.paused: frozenset[str] = frozenset()
         """The names of those that are paused. Replaced in the same way."""
-        self._new_lock()
-        call_in_children(self._new_lock)
+        in_each_process(self._new_lock)
 
     def _new_lock(self) -> None:
         self._lock = threading.RLock()

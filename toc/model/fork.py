@@ -26,6 +26,12 @@ def call_in_children(method: Callable[[], None]) -> None:
     _methods[number] = owner, method.__func__  # type: ignore[attr-defined]
 
 
+def in_each_process(method: Callable[[], None]) -> None:
+    """Call this bound method now, and in each forked child."""
+    method()
+    call_in_children(method)
+
+
 def _call_all() -> None:
     for reference, function in list(_methods.values()):
         if (owner := reference()) is not None:

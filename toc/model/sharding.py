@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from toc.model.clock import SET_BACK_MS, Clock
 from toc.model.errors import InvalidBizId, InvalidKey
-from toc.model.fork import call_in_children
+from toc.model.fork import in_each_process
 
 MAX_TABLES = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -116,8 +116,7 @@ class JobIds:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.RLock()
-        self._reset()
-        call_in_children(self._reset)
+        in_each_process(self._reset)
 
     def _reset(self) -> None:
         self._lock = threading.RLock()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, InvalidInput
-from toc.model.fork import call_in_children
+from toc.model.fork import in_each_process
 from toc.model.sharding import BizId
 from toc.model.task import NewTask, Put, Request, Task, TaskRow
 from toc.observe.log import get_logger
@@ -133,8 +133,7 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
         self.targets = AsyncTargets(self.sync.targets, self._run_on)
         self._run = partial(self._run_on, self.sync)
         self._threads: dict[int | None, Threads] = {}
-        self._forget()
-        call_in_children(self._forget)
+        in_each_process(self._forget)
 
     def _forget(self) -> None:
         self._batchers: dict[asyncio.AbstractEventLoop, Batcher] = {}

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from toc.model.clock import from_ms
 from toc.model.errors import Busy, InvalidHandler
-from toc.model.fork import call_in_children
+from toc.model.fork import in_each_process
 from toc.model.raised import raised, where
 from toc.model.task import Task
 from toc.observe.log import get_logger
@@ -52,8 +52,7 @@ class Hooks:
         self.on_late: list[tuple[float, OnLate]] = []
         self.on_call: list[OnCall] = []
         self._dropped = 0
-        self.close()
-        call_in_children(self.close)
+        in_each_process(self.close)
 
     def close(self) -> None:
         """End the thread once it has told what waits."""

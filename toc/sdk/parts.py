@@ -19,7 +19,7 @@ from toc.index.queues import NoIndex, Queues
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.errors import ConfigError, StoreUnavailable
-from toc.model.fork import call_in_children
+from toc.model.fork import in_each_process
 from toc.model.topic import Topic
 from toc.observe.tracing import Tracing
 from toc.sdk.submission import RowMaker
@@ -73,8 +73,7 @@ class Parts:
         self._queues: Queues | None = None
         self._catalog: TopicCatalog | None = None
         self._layout_checked = False
-        self._new_lock()
-        call_in_children(self._new_lock)
+        in_each_process(self._new_lock)
 
     def _new_lock(self) -> None:
         self._lock = threading.RLock()

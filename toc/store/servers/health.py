@@ -14,7 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 from toc.model.errors import SchemaBehind, StoreUnavailable
-from toc.model.fork import call_in_children
+from toc.model.fork import in_each_process
 from toc.observe.log import get_logger
 from toc.store.servers import server as db
 from toc.store.servers.server import ALIVE, DatabaseServer, Statement
@@ -69,8 +69,7 @@ class Health:
         self._server = server
         self._alone = alone
         self._names = names
-        self._start_anew()
-        call_in_children(self._start_anew)
+        in_each_process(self._start_anew)
 
     def _start_anew(self) -> None:
         self._lock = threading.RLock()

@@ -12,7 +12,7 @@ from math import inf
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from toc.model.fork import call_in_children
+from toc.model.fork import in_each_process
 
 if TYPE_CHECKING:
     from toc.store.servers.mysql import MySqlConnection
@@ -64,8 +64,7 @@ class Pool:
         self._idle: deque[PooledConnection] = deque()
         self._inherited: list[PooledConnection] = []
         """In a forked child the idle connections of its parent, which are not the child's to close."""
-        self._start_anew()
-        call_in_children(self._start_anew)
+        in_each_process(self._start_anew)
 
     def _start_anew(self) -> None:
         self._inherited += self._idle

@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from toc.model.errors import Busy
-from toc.model.fork import call_in_children
+from toc.model.fork import in_each_process
 
 R = TypeVar("R")
 
@@ -26,8 +26,7 @@ class Threads:
     def __init__(self, size: int, name: str) -> None:
         self._size = size
         self._name = name
-        self._start_anew()
-        call_in_children(self._start_anew)
+        in_each_process(self._start_anew)
 
     def _start_anew(self) -> None:
         self._lock = threading.RLock()
