@@ -22,7 +22,7 @@ from benchmarks.local import MariaDB, RedisCluster, RedisServer
 from benchmarks.private import free_port
 from toc import NewTask, Settings, TimeoutCenter
 from toc.coordination.operator import Operator
-from toc.dev.local import EmbeddedStack
+from toc.dev.local import embedded_stack
 from toc.index.messages import Peek
 from toc.model.finding import Level, Line
 from toc.model.payload import GIVEN_BACK
@@ -49,8 +49,8 @@ def bad(lines: list[Line]) -> list[Line]:
 
 
 def test_the_embedded_default_is_well_and_says_what_it_is_not_for(tmp_path: Path) -> None:
-    with EmbeddedStack(tmp_path, redis=False) as stack:
-        settings = Settings(**stack.settings)
+    with embedded_stack(tmp_path, redis=False) as servers:
+        settings = Settings(**servers)
         Migrator(settings.database_urls, databases=1, tables=settings.tables).upgrade()
         with TimeoutCenter(settings) as center:
             lines = doctor.examine(center)
@@ -64,8 +64,8 @@ def test_the_embedded_default_is_well_and_says_what_it_is_not_for(tmp_path: Path
 def test_tasks_whose_payload_does_not_fit_are_told_and_what_was_not_read_is_not_said_to_be_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with EmbeddedStack(tmp_path, redis=False) as stack:
-        settings = Settings(**stack.settings)
+    with embedded_stack(tmp_path, redis=False) as servers:
+        settings = Settings(**servers)
         Migrator(settings.database_urls, databases=1, tables=settings.tables).upgrade()
         with TimeoutCenter(settings) as center:
             center.store.topics.create(Topic("order.close", 1, 1))
@@ -85,8 +85,8 @@ def test_tasks_whose_payload_does_not_fit_are_told_and_what_was_not_read_is_not_
 
 
 def test_targets_that_are_missing_paused_or_locked_are_told(tmp_path: Path) -> None:
-    with EmbeddedStack(tmp_path, redis=False) as stack:
-        settings = Settings(**stack.settings, secret_key=new_key())
+    with embedded_stack(tmp_path, redis=False) as servers:
+        settings = Settings(**servers, secret_key=new_key())
         Migrator(settings.database_urls, databases=1, tables=settings.tables).upgrade()
         with TimeoutCenter(settings) as center:
             for biz_type, name in enumerate(("there", "missing"), 1):
@@ -96,7 +96,7 @@ def test_targets_that_are_missing_paused_or_locked_are_told(tmp_path: Path) -> N
             center.targets.create("there", "https://example.com/")
             center.targets.pause("there", by="ann", why="it moves")
             told = [line for line in doctor.examine(center) if line.part == "targets"]
-        with TimeoutCenter(Settings(**stack.settings)) as center:
+        with TimeoutCenter(Settings(**servers)) as center:
             without = [line for line in doctor.examine(center) if line.part == "targets"]
     assert [(line.level, line.of) for line in told] == [(Level.WARN, "missing"), (Level.NOTE, "there")]
     assert "to.missing" in told[0].what

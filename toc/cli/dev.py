@@ -84,15 +84,15 @@ def dev(
               toc dev --app shop.deadlines:center --debug
               toc dev --app shop.deadlines:center --redis
     """
-    from toc.dev.local import EmbeddedStack, only_config, write_config
+    from toc.dev.local import embedded_stack, only_config, write_config
     from toc.operate.admin import migrator
     from toc.sdk.client import TimeoutCenter
 
     _clean_up_when_terminated()
-    with EmbeddedStack(directory, redis=redis) as stack:
-        for_webhooks = _for_webhooks(stack.directory)
+    with embedded_stack(directory, redis=redis) as servers:
+        for_webhooks = _for_webhooks(directory)
         own = {"shutdown_deadline": HANDLERS_SECONDS, **for_webhooks}
-        config = write_config(stack.directory / "toc.toml", stack.settings | own)
+        config = write_config(directory.absolute() / "toc.toml", servers | own)
         with only_config(config):
             settings = load_settings(daemon=True)
             migrator(settings).upgrade()

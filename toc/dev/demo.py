@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from toc.config import Settings
-from toc.dev.local import EmbeddedStack, only_config, write_config
+from toc.dev.local import embedded_stack, only_config, write_config
 from toc.model.errors import Unavailable
 from toc.model.task import CancelOutcome, Task, TaskStatus
 from toc.model.topic import Topic
@@ -52,8 +52,8 @@ def embedded() -> Iterator[None]:
     """
     with (
         tempfile.TemporaryDirectory(prefix="toc-demo-") as name,
-        EmbeddedStack(Path(name), redis=True) as stack,
-        only_config(write_config(Path(name) / "toc.toml", stack.settings)),
+        embedded_stack(Path(name), redis=True) as settings,
+        only_config(write_config(Path(name) / "toc.toml", settings)),
     ):
         migrator(Settings()).upgrade()
         with center:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import quote
 
 from toc.model.errors import ConfigError, Unavailable, UnfitServer, shown
@@ -104,58 +104,47 @@ def tail(log: Path, start: int = 0, size: int = 2000) -> str:
 # --- the embedded stack
 
 
-class EmbeddedStack:
-    """The servers of one directory, which keeps their data; Redis syncs it each second.
+@contextmanager
+def embedded_stack(directory: Path, *, redis: bool) -> Iterator[dict[str, str | int | list[str]]]:
+    """Run the servers of one directory, which keeps their data; Redis syncs it each second.
 
-    ``redis``: whether there is one, or the database alone. Within a ``with`` they run, and ``settings`` holds
-    the values for Settings: database_urls, databases and redis_url. However the thread ends that entered it,
-    the kernel kills the Redis.
+    ``redis``: whether there is one, or the database alone. Yields the values for Settings: database_urls,
+    databases and redis_url. However the thread ends that entered it, the kernel kills the Redis. Raises
+    ConfigError when another process uses the directory; MissingServer, StartFailed.
     """
+    directory = directory.absolute()
+    url = f"sqlite:///{quote(os.fsencode(directory / 'toc.sqlite3'))}"
+    settings: dict[str, str | int | list[str]] = {"database_urls": [url], "databases": 1}
+    with ExitStack() as running:
+        running.callback(os.close, lock(directory))
+        if redis:
+            settings["redis_url"] = _start_redis(directory / "redis", running)
+        yield settings
 
-    def __init__(self, directory: Path, *, redis: bool) -> None:
-        self.directory = directory.absolute()
-        self.settings: dict[str, str | int | list[str]] = {
-            "database_urls": [f"sqlite:///{quote(os.fsencode(self.directory / 'toc.sqlite3'))}"],
-            "databases": 1,
-        }
-        self._with_redis = redis
-        self._running = ExitStack()
 
-    def __enter__(self) -> Self:
-        """Start them. Raises ConfigError when another process uses the directory; MissingServer,
-        StartFailed."""
-        with ExitStack() as running:
-            running.callback(os.close, lock(self.directory))
-            if self._with_redis:
-                self._start_redis(self.directory / "redis", running)
-            self._running = running.pop_all()
-        return self
+def _start_redis(directory: Path, running: ExitStack) -> str:
+    """Return the URL of a Redis that runs until the end of a stack."""
+    directory.mkdir(exist_ok=True, mode=0o700)
+    # Its path may have some 100 bytes; that of the directory may be longer.
+    socket = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="toc-")), "redis.sock")
+    log, conf = directory / "redis.log", directory / "redis.conf"
+    log.touch(mode=0o600)
+    conf.write_text(
+        f"port 0\nunixsocket {quoted(socket)}\nunixsocketperm 700\ndir {quoted(directory)}\n"
+        'maxmemory-policy noeviction\nsave ""\nappendonly yes\nappendfsync everysec\n'
+    )
+    start = log.stat().st_size
+    process = spawn([find_redis(), conf], log)
+    running.callback(stop, process, STOP_SECONDS)
 
-    def __exit__(self, *_exc: object) -> None:
-        self._running.close()
+    def ready() -> bool:
+        return READY in tail(log, start, size=1 << 20)
 
-    def _start_redis(self, directory: Path, running: ExitStack) -> None:
-        directory.mkdir(exist_ok=True, mode=0o700)
-        # Its path may have some 100 bytes; that of the directory may be longer.
-        socket = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="toc-")), "redis.sock")
-        self.settings["redis_url"] = f"unix://{quote(os.fsencode(socket))}"
-        log, conf = directory / "redis.log", directory / "redis.conf"
-        log.touch(mode=0o600)
-        conf.write_text(
-            f"port 0\nunixsocket {quoted(socket)}\nunixsocketperm 700\ndir {quoted(directory)}\n"
-            'maxmemory-policy noeviction\nsave ""\nappendonly yes\nappendfsync everysec\n'
-        )
-        start = log.stat().st_size
-        process = spawn([find_redis(), conf], log)
-        running.callback(stop, process, STOP_SECONDS)
-
-        def ready() -> bool:
-            return READY in tail(log, start, size=1 << 20)
-
-        until(lambda: ready() or process.poll() is not None, START_SECONDS)
-        if not ready() or process.poll() is not None:
-            kill(process)
-            raise StartFailed(f"redis did not start in {directory}; its log ends with:\n{tail(log, start)}")
+    until(lambda: ready() or process.poll() is not None, START_SECONDS)
+    if not ready() or process.poll() is not None:
+        kill(process)
+        raise StartFailed(f"redis did not start in {directory}; its log ends with:\n{tail(log, start)}")
+    return f"unix://{quote(os.fsencode(socket))}"
 
 
 def write_config(path: Path, settings: Mapping[str, Any]) -> Path:
