@@ -109,8 +109,6 @@ def redact_event(_logger: WrappedLogger, _method: str, event: EventDict) -> Even
     for key, value in event.items():
         if key in _HIDDEN_KEYS:
             event[key] = "***"
-        elif isinstance(value, str):
-            event[key] = redact(value)
         elif value is not None and not isinstance(value, (bool, int, float)):
             event[key] = redact(str(value))
     return event

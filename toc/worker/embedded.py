@@ -142,7 +142,7 @@ class _Keeper(Keeper[_Life]):
             child.worker.end_for(why)
 
     def _wait(self) -> None:
-        if not self._slots.incomplete and any(life.member for life in self._children.values()):
+        if not self._slots.missing and any(life.member for life in self._children.values()):
             self._ready.set()
         super()._wait()
 

@@ -129,7 +129,7 @@ class Keeper(ABC, Generic[C]):
 
     def _wait(self) -> None:
         unsent = [child for child in self._children.values() if not child.link.flush()]
-        timeout = CLAIM_RETRY_SECONDS if unsent or self._slots.incomplete else TICK_SECONDS
+        timeout = CLAIM_RETRY_SECONDS if unsent or self._slots.missing else TICK_SECONDS
         until = min([self._slots.step_at, *self._start_at.values()])
         for key, _ in self._selector.select(max(0.0, min(timeout, until - time.monotonic()))):
             if key.fileobj is self.bell:

@@ -117,10 +117,9 @@ class WorkerSlots:
         """Workers of an earlier daemon of this host that have claims in our slots."""
         self.changed = True
         """Whether what the workers hold may differ from what they should."""
-        self.incomplete = False
-        """Whether some claims were refused, because a former owner has not released the slots yet."""
         self.missing: set[Slot] = set()
-        """Slots and tables that our workers should have and have not claimed yet."""
+        """Slots and tables that our workers should have, and whose claims were refused: a former owner has
+        not released them yet."""
         self.dead: frozenset[str] = frozenset()
         """The workers known to be dead, as our workers were told."""
         self._sure_until = float("-inf")
@@ -175,9 +174,9 @@ class WorkerSlots:
 
     def reconcile(self, children: Collection[Child], *, stopping: bool) -> None:
         """Bring what workers hold in line with the assignment."""
-        if not (self.changed or self.incomplete or time.monotonic() >= self.step_at):
+        if not (self.changed or self.missing or time.monotonic() >= self.step_at):
             return
-        self.changed = self.incomplete = False
+        self.changed, self.missing = False, set()
         due = self.coordinator.step()  # it reads changes, so it comes before desired()
         self.step_at = float("inf") if due is None else time.monotonic() + due
         if stopping:
@@ -189,7 +188,6 @@ class WorkerSlots:
             for child in children:
                 child.link.send("dead", workers=sorted(dead))
         desired, claimed = self.coordinator.desired(), self.coordinator.claimed()
-        self.missing = set()
         for child in children:
             if not child.leaving:
                 want = desired.get(child.worker_id, set()) if child.member else set()
@@ -227,7 +225,6 @@ class WorkerSlots:
                 self._tell_sure(child)
                 child.link.send("take", slots=list(granted))
             self.missing |= missing - granted
-            self.incomplete |= len(granted) < len(missing)
 
 
 def _coordinator(

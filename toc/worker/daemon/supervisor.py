@@ -53,8 +53,8 @@ class Alone:
     def __init__(self) -> None:
         self._line: dict[int, tuple[Suspect, str]] = {}
         """job_id -> the suspect, and how it has ended the process in which it ran alone ("": it has not)."""
-        self._passed: Suspect | None = None
-        """What the process runs."""
+        self.passed: Suspect | None = None
+        """What the process runs, if it runs anything."""
         self._begun = False
         """Whether the run of it is counted."""
         self._runs = 0
@@ -64,7 +64,7 @@ class Alone:
     def add(self, suspects: Iterable[Suspect]) -> None:
         """Note suspects that a worker has named."""
         for one in suspects:
-            if not (self._passed and self._passed.job_id == one.job_id):
+            if not (self.passed and self.passed.job_id == one.job_id):
                 self._line.setdefault(one.job_id, (one, ""))
 
     def starts(self) -> bool:
@@ -77,30 +77,26 @@ class Alone:
 
     def next(self) -> tuple[Suspect, str] | None:
         """What the process is to run next. None while it is not to: it runs one, or none waits."""
-        if self._passed is not None or not self._line:
+        if self.passed is not None or not self._line:
             return None
         job_id = next(iter(self._line))
         suspect, how = self._line.pop(job_id)
-        self._passed, self._begun = suspect, False
+        self.passed, self._begun = suspect, False
         return suspect, how
-
-    def idle(self) -> bool:
-        """Whether the process has nothing to run."""
-        return self._passed is None
 
     def begun(self, crashes: int) -> None:
         """Note that the run is counted on the row, which now has so many ``crashes``.
 
         It is logged here: the process may not live to write its own line.
         """
-        if (run := self._passed) is not None:
+        if (run := self.passed) is not None:
             log.warning("task_quarantined", job_id=run.job_id, topic=run.slot.topic, crashes=run.crashes)
-            self._passed, self._begun = run._replace(crashes=crashes), True
+            self.passed, self._begun = run._replace(crashes=crashes), True
             self._runs += 1
 
     def ran(self) -> None:
         """Note that the process has nothing to run any more."""
-        self._passed = None
+        self.passed = None
         self._start_at = 0.0
 
     def ended(self, how: str, *, by_task: bool) -> None:
@@ -109,11 +105,11 @@ class Alone:
         If nothing else had run there, the task is guilty, which the next process writes; otherwise it runs
         first there.
         """
-        if self._passed is not None and self._begun and by_task:
+        if self.passed is not None and self._begun and by_task:
             guilty = how if self._runs == 1 else ""
-            self._line = {self._passed.job_id: (self._passed, guilty), **self._line}
+            self._line = {self.passed.job_id: (self.passed, guilty), **self._line}
             self._start_at = 0.0
-        self._passed, self._runs = None, 0
+        self.passed, self._runs = None, 0
 
 
 class Daemon(Keeper[WorkerProcess]):
@@ -225,7 +221,7 @@ class Daemon(Keeper[WorkerProcess]):
             if not drained and (passed := self._alone.next()) is not None:
                 child.link.send("dead", workers=sorted(self._slots.dead))
                 child.link.send("run", suspect=passed[0], how=passed[1])
-            elif self._alone.idle():
+            elif self._alone.passed is None:
                 child.leaving = True
                 child.link.send("stop")
 

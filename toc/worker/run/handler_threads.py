@@ -40,7 +40,6 @@ class HandlerThreads:
         self._clock = calls.tools.clock
         self._wanted = calls.wanted
         self._lines = {topic: _ThreadLine(topic) for topic in topics}
-        self._limit_lines()
         self._shared = len(self._lines) > 1
         """Whether the threads serve several topics."""
         self._turns: deque[_ThreadLine] = deque()
@@ -55,6 +54,7 @@ class HandlerThreads:
         self._runs: dict[int, Sequence[Entry]] = {}
         """By thread, what it runs, or has run last."""
         self._closed = False
+        self.limits_changed()
         # One spare thread for each topic that may find all of them busy. None beside a single thread: its
         # handlers must not run at the same time.
         spare = len(self._lines) - 1 if threads > 1 else 0
@@ -77,12 +77,9 @@ class HandlerThreads:
     def limits_changed(self) -> None:
         """Apply concurrency limits that may have changed."""
         with self._lock:
-            self._limit_lines()
+            for line in self._lines.values():
+                line.threads = self._calls.concurrency(line.topic) or self._size
             self._wake(self._idle)
-
-    def _limit_lines(self) -> None:
-        for line in self._lines.values():
-            line.threads = self._calls.concurrency(line.topic) or self._size
 
     def room(self, topic: str) -> int:
         """How many more entries of ``topic`` can start soon, judged by past run times.
