@@ -1,5 +1,4 @@
-"""Why tasks were late: each cause that somebody must notice on real servers, some in pairs, and how many are
-told right. What follows from a row or a topic alone is for unit/test_lateness.
+"""Why tasks were late: each cause by itself on real servers, some in pairs, and how many are told right.
 
 ``WHY_LATE_TASKS`` is how many late tasks of each are judged; the table of the run is printed at its end.
 """
@@ -10,6 +9,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -18,8 +18,11 @@ import pytest
 from fault.conftest import Case
 from fault.kit.proxy import Proxy, through
 from fault.kit.servers import ClockFile
+from harness.hooked import Hooked
 from harness.programs import missing
+from harness.receiver import Receiver, Reply
 from harness.system import System
+from sqlalchemy import create_engine
 
 from toc import NewTask, TaskStatus, Topic
 from toc.model.catalog import NOTICED_SECONDS
@@ -57,15 +60,16 @@ def begin(case: Case, *, threads: int = 4, start: bool = True, env: Any = None, 
 
 
 def submit(
-    system: System, count: int, topic: str = SYNC, ahead: float = 1.0, spread: float = 0.5, **attribute: Any
-) -> list[int]:
+    system: System, count: int, topic: str = SYNC, ahead: float = 1.0, spread: float = 0.5,
+    connection: Any = None, **attribute: Any,
+) -> list[int]:  # fmt: skip
     """Submit so many tasks, due from then on."""
     at = datetime.now(UTC) + timedelta(seconds=ahead)
     tasks = [
         NewTask(topic, n, action_time=at + timedelta(seconds=spread * n / count), attribute=attribute)
         for n in range(count)
     ]
-    return list(system.center.submit_many(tasks))
+    return list(system.center.submit_many(tasks, connection=connection))
 
 
 def operate(system: System, operation: Any, **values: Any) -> None:
@@ -198,6 +202,63 @@ def halted(case: Case) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
+def paused(
+    case: Case, *, count: int = TASKS, seconds: float = 4.0, rate: int = 0
+) -> tuple[System, list[int]]:
+    """The topic is paused for some seconds after the tasks' time, and resumed at a rate."""
+    system = begin(case)
+    operate(system, pause)
+    time.sleep(NOTICED_SECONDS)
+    job_ids = submit(system, count, ahead=0.5, spread=0)
+    time.sleep(0.5 + seconds)
+    operate(system, resume, rate=rate)
+    return system, run(system, job_ids)
+
+
+def stored_late(case: Case, *, index: bool = True) -> tuple[System, list[int]]:
+    """The caller's transaction ends four seconds after the tasks' time."""
+    system = begin(case, index=index)
+    time.sleep(0 if index else 3)  # until it has read all tables
+    with create_engine(case.mariadb.url).connect() as connection:
+        job_ids = submit(system, TASKS, ahead=0.5, spread=0, connection=connection)
+        time.sleep(4)
+        connection.commit()
+    return system, run(system, job_ids)
+
+
+def no_owner(case: Case) -> tuple[System, list[int]]:
+    """Nobody works when the tasks come due."""
+    system = begin(case, start=False)
+    job_ids = submit(system, TASKS, ahead=0.2)
+    time.sleep(4)
+    system.start(processes=1, threads=4)
+    return system, run(system, job_ids)
+
+
+def backoff(case: Case) -> tuple[System, list[int]]:
+    """The first try of each fails. A second one comes at random within the backoff."""
+    system = begin(case, topic_backoff_base=6.0, topic_backoff_cap=6.0)
+    return system, run(system, submit(system, 2 * TASKS, fail=1))
+
+
+def target(case: Case, *, rate: float = 0.0) -> tuple[System, list[int]]:
+    """A target that is paused when its tasks come due, or takes few a second."""
+    with closing(Receiver(Reply())) as receiver:
+        hooked = Hooked(case.build(), receiver)
+        limits: dict[str, Any] = {"rate": rate} if rate else {}
+        hooked.center.targets.create("shop", receiver.url(), **limits)
+        hooked.start()
+        if not rate:
+            hooked.center.targets.pause("shop")
+        count = 2 * TASKS if rate else TASKS
+        job_ids = hooked.center.submit_many([NewTask("hook", n, target="shop") for n in range(count)])
+        time.sleep(0 if rate else 4)
+        hooked.center.targets.resume("shop")
+        run(hooked.system, job_ids)
+        hooked.center.close()
+    return hooked.system, list(job_ids)
+
+
 def paused_then_backlog(case: Case) -> tuple[System, list[int]]:
     system = begin(case, threads=2)
     operate(system, pause)
@@ -272,6 +333,18 @@ ALONE: dict[str, tuple[Inject, Cause]] = {
     "halted": (halted, Cause.HALTED),
     "slow_consumer": (partial(pulled, 0.1, 0.1), Cause.BACKLOG),
     "ttr": (ttr, Cause.TTR),
+    "paused": (paused, Cause.PAUSED),
+    "resume_rate": (
+        partial(paused, count=2 * TASKS, seconds=0.2, rate=max(TASKS // 14, 1)),
+        Cause.RESUME_RATE,
+    ),
+    "stored_late": (stored_late, Cause.STORED_LATE),
+    "stored_late_alone": (partial(stored_late, index=False), Cause.STORED_LATE),
+    "no_owner": (no_owner, Cause.NO_OWNER),
+    "backoff": (backoff, Cause.BACKOFF),
+    "no_consumer": (partial(pulled, 4.0, 0.0), Cause.NO_CONSUMER),
+    "target_paused": (target, Cause.TARGET),
+    "target_limited": (partial(target, rate=max(TASKS // 4, 1)), Cause.TARGET),
 }
 
 

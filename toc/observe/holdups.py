@@ -69,6 +69,11 @@ class Holdups:
             now = self._clock.now_ms()
             self.note(cause, place, now - round(seconds * 1000), now, f"{what} took {seconds:.1f} s")
 
+    def came(self, place: Hashable, due: int) -> None:
+        """Note that a task which was due at ``due`` (ms) has just come to a place that had nothing due."""
+        now = self._clock.now_ms()
+        self.note(Cause.STORED_LATE, (place,), due, now, f"it was there at {clock_time(now)} UTC")
+
     def look_at_clock(self) -> None:
         """Note if this host's clock was set forward since the last call: what was due in between is late."""
         with self._lock:
@@ -86,13 +91,13 @@ class Holdups:
         self, due: int, started: int, places: Iterable[Hashable], spans: Iterable[Span], rest: Span
     ) -> list[Span]:
         """Return what fills the time from ``due`` to ``started`` (ms): the notes of these places, and these
-        spans; what they leave is ``rest``."""
-        found = list(spans)
+        spans; then what came late; what they leave is ``rest``."""
+        found, late = list(spans), list[Span]()
         for place in (EVERYWHERE, *places):
-            if place in self._notes:
-                found += [span for span in self._notes[place] if span.until > due]
+            found += [span for span in self._notes.get(place, ()) if span.until > due]
+            late += [span for span in self._notes.get((place,), ()) if span.until > due]
         found.sort(key=lambda span: _ORDER[span.cause])
-        return fill(due, started, found, rest)
+        return fill(due, started, found + late, rest)
 
     def of_topic(self, topic: Topic, due: int, held: int) -> Iterator[Span]:
         """Return what its topic's pause and resume explain of a task taken at ``held`` (ms)."""

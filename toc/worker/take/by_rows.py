@@ -27,7 +27,7 @@ from itertools import chain, islice
 
 from toc.loop import Loop
 from toc.model.clock import RateLimit
-from toc.model.lateness import Cause
+from toc.model.lateness import LATE_MS, Cause
 from toc.model.topic import Slot, Topic
 from toc.observe.log import get_logger
 from toc.store.servers.shards import OF_TABLES, Trouble
@@ -94,6 +94,10 @@ class _Plan:
     """Topics of which this round reads no more."""
     until_ms: int = 0
     """Up to when rows are read that come due."""
+    began_ms: int = 0
+    """When the round began."""
+    seen_ms: int = 0
+    """When the round before began, if it has read all that was due; else 0."""
     period: float = LOOK_SECONDS
     """How long the round, and the rest after it, takes (seconds)."""
     look_at: float = float("-inf")
@@ -200,8 +204,9 @@ class RowTaker:
         server did not answer."""
         began = self.tools.clock.monotonic()
         if plan.anew or not plan.left:
-            plan.anew, plan.began = False, began
-            plan.until_ms = self.tools.clock.now_ms() + int(AHEAD * 1000 * plan.period)
+            plan.seen_ms = 0 if plan.anew or plan.full else plan.began_ms
+            plan.anew, plan.began, plan.began_ms = False, began, self.tools.clock.now_ms()
+            plan.until_ms = plan.began_ms + int(AHEAD * 1000 * plan.period)
             plan.left = dict.fromkeys(self._tables_of_server[plan.server], START)
             if not plan.rows:  # at rest: a probe costs the server a third of a page
                 probed = self.tools.store.scans.scan(plan.left, {}, 0, plan.until_ms, 1)
@@ -232,7 +237,11 @@ class RowTaker:
                     fresh[slot.topic].add((row.next_time, row.job_id, slot))
             for name, some in fresh.items():
                 rows = plan.due.setdefault(name, [])
-                rows += some.difference(rows)  # the round before has read some of them
+                unknown = some.difference(rows)  # the round before has read the others
+                for at, _, slot in unknown:
+                    if at < plan.seen_ms - LATE_MS:
+                        self.tools.late.came(slot, at)
+                rows += unknown
                 rows.sort(reverse=True)
         now = self.tools.clock.monotonic()
         if plan.left:  # rests for as long as it has read: what is due meanwhile is taken
