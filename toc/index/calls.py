@@ -229,11 +229,11 @@ class Calls:
                 log.error("orphan_dropped", slot=str(slot), members=removed, member=shown(met[slot][0]))
 
     def remove(
-        self, members: Mapping[Slot, Sequence[int | bytes]], queue: Callable[[SlotKeys], str]
+        self, members: Mapping[Slot, Sequence[int | bytes]], key: Callable[[SlotKeys], str], by: str = "ZREM"
     ) -> BySlot[int]:
-        """Remove members from a queue. Returns how many were there."""
+        """Remove members from a queue, or fields from a hash by HDEL. Returns how many were there."""
         alone = {slot: [(one,) for one in some] for slot, some in members.items()}
-        return self.in_batches(alone, command("ZREM", queue), sum)
+        return self.in_batches(alone, command(by, key), sum)
 
     def in_batches(
         self,

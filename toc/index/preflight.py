@@ -9,7 +9,6 @@ from toc.index.nodes import RedisNode
 from toc.index.queues import OWNER_LAPSE_SECONDS, Queues
 from toc.index.url import Topology
 from toc.index.wire import Command, Refusal
-from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import IndexUnavailable, UnfitServer
 from toc.model.finding import Finding, Level, clock_finding
 from toc.model.topic import Slot
@@ -114,7 +113,7 @@ def _examine(node: RedisNode, queues: Queues) -> list[Finding]:
     found.append(Finding(Level.OK, server, about, ""))
     if facts.get("server_time_usec", "").isdecimal():
         ahead = int(facts["server_time_usec"]) / 1000 - began * 1000 - took_ms / 2
-        found.append(clock_finding(server, ahead, took_ms / 2, MAX_CLOCK_SKEW_MS))
+        found.append(clock_finding(server, ahead, took_ms / 2))
     return found
 
 

@@ -29,7 +29,6 @@ from toc.index.wake import WakeListener
 from toc.model.errors import IndexUnavailable
 from toc.model.scores import CLAIMS
 from toc.model.topic import Slot
-from toc.observe.log import get_logger
 
 _ADD = Script("add", "store", "prepare", wakes=True)
 _PREPARE = Script("prepare", "store", "prepare")
@@ -57,9 +56,6 @@ _CLAIMS = attrgetter("claims")
 
 TRIM_SECONDS = 1.0
 """How long one call trims: a hundred million entries would take longer than a loop may."""
-
-
-log = get_logger(__name__)
 
 LONGEST = Timeouts(connect=0.5, read=2.0)
 """A slower Redis counts as out of reach: due tasks then run from the rows."""
@@ -318,8 +314,7 @@ class Queues:
 
     def unclaim(self, numbers: Mapping[Slot, Sequence[int]]) -> BySlot[int]:
         """Release claim numbers. Returns how many were held."""
-        alone = {slot: [(one,) for one in held] for slot, held in numbers.items()}
-        return self._calls.in_batches(alone, command("HDEL", _CLAIMS), sum)
+        return self._calls.remove(numbers, _CLAIMS, "HDEL")
 
     def generations(self, slots: Iterable[Slot]) -> BySlot[messages.Generation]:
         """Return on which server each slot was last rebuilt, and which one serves it now.

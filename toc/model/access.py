@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Self
 
 from toc.model.errors import InvalidInput, NotGranted, shown
-from toc.model.topic import any_matches, check_pattern, covers, match_everything
+from toc.model.topic import EVERYTHING, any_matches, check_pattern, covers
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_PATTERNS = 20
@@ -149,8 +149,9 @@ class Token:
 
     @property
     def everywhere(self) -> bool:
-        """Whether it is for all topics, and so for the cluster as a whole."""
-        return match_everything(self.topics)
+        """Whether it is for all topics, and so for the cluster as a whole: by ``*``, also written more than
+        once."""
+        return any(covers(pattern, EVERYTHING) for pattern in self.topics)
 
     def may(self, action: Action, topic: str | None = None) -> Access:
         """Whether the token allows an action, on a topic if it concerns one.

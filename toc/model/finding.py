@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
+from toc.model.clock import MAX_CLOCK_SKEW_MS
+
 
 class Level(Enum):
     """How bad a finding is."""
@@ -27,9 +29,9 @@ class Finding(NamedTuple):
     do: str
 
 
-def clock_finding(server: str, ahead_ms: float, unsure_ms: float, limit_ms: float) -> Finding:
+def clock_finding(server: str, ahead_ms: float, unsure_ms: float) -> Finding:
     """Report how far a server's clock is ahead of this machine's, in ms, within ``unsure_ms``."""
-    off = abs(ahead_ms) - unsure_ms > limit_ms
+    off = abs(ahead_ms) - unsure_ms > MAX_CLOCK_SKEW_MS
     side = "ahead of" if ahead_ms >= 0 else "behind"
     what = f"its clock is {abs(ahead_ms):.0f} ms {side} this machine's (+/- {unsure_ms:.0f})"
     if not off:

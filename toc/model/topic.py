@@ -241,12 +241,11 @@ EVERYTHING = "*"
 ALL = (EVERYTHING,)
 
 
-def check_pattern(pattern: object, field: str = "pattern") -> str:
-    """Return ``pattern`` if it is a valid pattern. Raises InvalidInput, which names ``field``."""
+def check_pattern(pattern: object, field: str = "pattern") -> None:
+    """Raise InvalidInput, which names ``field``, unless ``pattern`` is a valid pattern."""
     if not isinstance(pattern, str) or not PATTERN.fullmatch(pattern):
         hint = "letters, digits, '.', '_', '-' and '*' for any of these, at most 128, such as 'shop.*'"
         raise InvalidInput(f"{shown(pattern)} is not a pattern of topics: {hint}", field)
-    return pattern
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -272,11 +271,6 @@ covers = matches
 That is so exactly if the first matches the narrower one as if that were a name: a name holds no ``*``, so
 only a ``*`` of the first can match a ``*`` of the narrower one.
 """
-
-
-def match_everything(patterns: Iterable[str]) -> bool:
-    """Whether one of the patterns fits every name: ``*``, also written more than once."""
-    return any(covers(pattern, EVERYTHING) for pattern in patterns)
 
 
 def any_matches(patterns: Iterable[str], name: str) -> bool:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import SchemaBehind, StoreUnavailable
 from toc.model.finding import Finding, Level, clock_finding
 from toc.observe.log import get_logger
@@ -81,11 +80,6 @@ class ShardStatus:
         return ", ".join(parts)
 
 
-def check(shards: Shards) -> list[ShardStatus]:
-    """Return the state of every database, in order; two short queries per server. Raises StoreUnavailable."""
-    return [status for server in shards.servers for status in check_server(shards, server)]
-
-
 def require(shards: Shards) -> None:
     """Raise SchemaBehind, naming the shards, unless every shard that answers is fit.
 
@@ -141,7 +135,7 @@ def _tables(shards: Shards, server: DatabaseServer, names: Sequence[str]) -> dic
 
 
 def check_server(shards: Shards, server: DatabaseServer) -> list[ShardStatus]:
-    """Return the state of the databases of one server. Raises StoreUnavailable."""
+    """Return the state of the databases of one server, by two short queries. Raises StoreUnavailable."""
     layout = shards.layout
     names = [layout.database_name(database) for database in server.databases]
     tables = _tables(shards, server, names)
@@ -200,7 +194,7 @@ def _settings(server: DatabaseServer) -> Iterator[Finding]:
         yield Finding(Level.WARN, server.name, room, do)
     else:
         yield Finding(Level.OK, server.name, room, "")
-    yield clock_finding(server.name, 1000 * ahead, doubt_ms + 1, MAX_CLOCK_SKEW_MS)
+    yield clock_finding(server.name, 1000 * ahead, doubt_ms + 1)
 
 
 def _version(server: str, version: str) -> Finding:

@@ -18,7 +18,7 @@ from sqlalchemy import URL, Connection, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
 from toc.model.errors import ConfigError, StoreUnavailable, TocError
-from toc.store.check import ShardStatus, check
+from toc.store.check import ShardStatus, check_server
 from toc.store.schema import IDENTITY_TABLE
 from toc.store.servers import sqlite
 from toc.store.servers.mysql import NO_RIGHT, connector, error_code, server_name
@@ -73,7 +73,7 @@ class Migrator:
     def check(self) -> list[ShardStatus]:
         """Return the schema of every database, in order."""
         with closing(self._shards()) as shards:
-            return check(shards)
+            return [status for server in shards.servers for status in check_server(shards, server)]
 
     def _used(self, statuses: Sequence[ShardStatus]) -> bool:
         """Whether a program has used these tables: an interrupted first upgrade is no loss."""

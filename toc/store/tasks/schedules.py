@@ -37,12 +37,10 @@ TOGETHER = 200
 """About how many tasks one transaction inserts; those of one schedule are never split."""
 
 
-COLUMNS = {  # field of State -> column of the table
-    "schedule_id": "schedule_id", "version": "version", "paused": "paused", "after": "after_time",
-    "next_time": "next_time", "look": "look_time", "buffered": "buffered", "last_job_id": "last_job_id",
-    "fired": "fired", "skipped": "skipped", "missed": "missed", "missed_at": "missed_at",
-    "created": "gmt_create", "modified": "gmt_modified",
+COLUMNS = {name: name for name in State._fields} | {
+    "after": "after_time", "look": "look_time", "created": "gmt_create", "modified": "gmt_modified",
 }  # fmt: skip
+"""The column of each field of State."""
 INSTANTS = frozenset({"after", "next_time", "look", "buffered", "missed_at", "created", "modified"})
 FIXED = frozenset({"schedule_id", "version", "created", "modified"})
 UNTOUCHED = (

@@ -22,8 +22,6 @@ from toc.store.tasks.leases import held
 Cursor = tuple[int, int]
 """(next_time, job_id) of a row; a page begins after it."""
 
-PAGE = 2000
-"""Rows that a command asks for at once."""
 MIN_EACH = 4
 """Rows of each table that a page reads at first, at least; of all tables twice what it shows."""
 PAGE_ROWS = 16_384
