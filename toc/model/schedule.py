@@ -399,22 +399,19 @@ class Cron:
 
     def latest(self, after: int, until: int, most: int) -> Latest:
         """The last ``most`` occurrences in (after, until]."""
-        found: list[int] = []
-        for instant in islice(self.after(after), MAX_COUNTED + 1):
-            if instant > until:
-                return Latest(found[-most:], found[0] if found else None, len(found))
-            found.append(instant)
+        found = list(islice(self._between(after, until), MAX_COUNTED + 1))
+        if len(found) <= MAX_COUNTED:
+            return Latest(found[-most:], found[0] if found else None, len(found))
         # Too many to go through them all: from the end, in ranges that double until they hold enough.
         span = most * 1000
         while True:
-            last: list[int] = []
-            for instant in self.after(max(after, until - span)):
-                if instant > until:
-                    break
-                last.append(instant)
+            last = list(self._between(max(after, until - span), until))
             if len(last) >= most or until - span <= after:
                 return Latest(last[-most:], found[0], MAX_COUNTED)
             span *= 2
+
+    def _between(self, after: int, until: int) -> Iterator[int]:
+        return takewhile(lambda instant: instant <= until, self.after(after))
 
     def _was_moved(self, found: datetime) -> bool:
         """Whether this occurrence is that of a fixed time in a gap: its own local time does not match."""
