@@ -96,10 +96,7 @@ class Sweep:
                 entries.setdefault(slot, []).append((row.job_id, score))
                 if row.slot_amount != topic.slot_amount:
                     self._stamped_otherwise(topic, row)
-        counts = self._outcome("store", len(rows), entries, self._queues.add(entries))
-        if counts.added:
-            log.debug("sweep_indexed", entries=counts.added)  # also tasks that have ended meanwhile
-        return counts
+        return self._outcome("store", len(rows), entries, self._queues.add(entries))
 
     def _end(self, over: Over, now: int) -> set[int]:
         """End those of these tasks whose time is over at ``now`` (ms): rows, then entries. Returns their ids.

@@ -7,7 +7,7 @@ Pure functions: callers read a task's row, call one of these and apply the resul
     check          whether a prepared entry may start
     entry_score    the StoreQueue score that follows from a row
     beyond_horizon whether a task waits in its row alone
-    tries_of       how many tries a task has
+    no_try_left    whether a task has used up its tries
     has_expired    whether no try may start any more
     after_failure  how a failed try changes the row
     is_undecided   whether a failure that was refused may still change the row
@@ -99,9 +99,10 @@ def is_suspect(row: TryRow, max_crashes: int, delivery: Delivery) -> bool:
     return row.crashes >= max_crashes and delivery is Delivery.HANDLER
 
 
-def tries_of(row: TryRow | TaskRow, topic: Topic) -> int:
-    """Return how many tries a task has in all; UNLIMITED if there is no limit."""
-    return row.tries or topic.retries
+def no_try_left(row: TryRow | PullRow, topic: Topic, attempts: int) -> bool:
+    """Whether a task has no try left after ``attempts``."""
+    tries = row.tries or topic.retries
+    return tries != UNLIMITED and attempts >= tries
 
 
 def next_attempts(attempts: int) -> int:
@@ -171,8 +172,8 @@ def after_failure(row: TryRow, topic: Topic, raised: Raised, now: int) -> Failur
     if raised.disturbed:
         attempts, dead, crashes = row.attempts, False, min(row.crashes + 1, MAX_CRASHES)
     else:
-        attempts, tries = next_attempts(row.attempts), tries_of(row, topic)
-        dead = raised.dead or (attempts >= tries and tries != UNLIMITED)
+        attempts = next_attempts(row.attempts)
+        dead = raised.dead or no_try_left(row, topic, attempts)
         crashes = row.crashes if raised.crashed else 0
     if dead or raised.disturbed:
         delay = 0
@@ -238,8 +239,8 @@ def after_crash(
         return None
     attempts, error = row.attempts, None
     if not written:
-        after, tries = next_attempts(attempts), tries_of(row, topic)
-        if tries == UNLIMITED or after < tries:  # [rule: never-the-last]
+        after = next_attempts(attempts)
+        if not no_try_left(row, topic, after):  # [rule: never-the-last]
             attempts = after
         error = CRASHED
     crashes, next_time = min(row.crashes + 1, MAX_CRASHES), max(now, row.action_time)  # a clock may go back
@@ -261,12 +262,6 @@ class Unpulled(Enum):
     """It has ended: the entry moves to where it ``belongs``."""
 
 
-def is_last(row: PullRow, topic: Topic) -> bool:
-    """Whether the try that the row counts as its newest is the last one."""
-    tries = row.tries or topic.retries
-    return tries != UNLIMITED and row.attempts >= tries
-
-
 def unpulled(row: PullRow, topic: Topic) -> Unpulled:
     """Decide about an entry that was not handed out, by its row as read in the same transaction.
 
@@ -278,7 +273,7 @@ def unpulled(row: PullRow, topic: Topic) -> Unpulled:
         return Unpulled.NOT_DUE
     if has_expired(row.expires_at, row.now):
         return Unpulled.EXPIRED
-    if row.nonce and is_last(row, topic):  # [rule: last-lapse]
+    if row.nonce and no_try_left(row, topic, row.attempts):  # [rule: last-lapse]
         return Unpulled.LAPSED
     return Unpulled.AGAIN
 
@@ -320,6 +315,6 @@ def after_nack(row: PullRow, topic: Topic, *, delay_ms: int | None, dead: bool, 
 
     Without a delay the topic's backoff applies. The nack of the last try makes the task dead.
     """
-    dead = dead or is_last(row, topic)
+    dead = dead or no_try_left(row, topic, row.attempts)
     delay = topic.retry_delay_ms(row.attempts) if delay_ms is None else delay_ms
     return Nack(row, dead, 0 if dead else delay, error)

@@ -295,7 +295,8 @@ class HandOuts:
 
         body = None if row.body_length < 0 else Body(row.body_length, read=read)
         task = row.to_task(entry.topic.name, body)
-        return HandedOut(task, row, key, verdict.is_last(row, entry.topic), self._secret)
+        last = verdict.no_try_left(row, entry.topic, row.attempts)
+        return HandedOut(task, row, key, last, self._secret)
 
     def _ttrs(self, wanted: dict[int, Assigned]) -> dict[int, int]:
         """Return the ttr (ms) of each task to hand out. Takes out and gives back those whose rows tell it but
