@@ -22,6 +22,7 @@ from toc.model.task import RescheduleOutcome, TaskStatus
 from toc.model.topic import EVERYTHING
 from toc.operate.audit import audited
 from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
+from toc.operate.records import bulk_record
 from toc.operate.tasks import BIZ_ID, DRY_RUN, ERROR, TEXT, selection
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _makes(kind: BulkKind, about: str, *more: Param) -> Operation:
         if dry_run:
             return {"would_change": doing.center.store.selections.count(wanted)}
         job = _job_of(doing, kind, topic or EVERYTHING, wanted, values, when, rate, seen=tasks or 0)
-        return _shown(doing.center.store.bulk.get(job.name))
+        return bulk_record(doing.center.store.bulk.get(job.name))
 
     make.__doc__, make.__name__ = about, str(kind)
     dead = "dead " if kind.status == "dead" else ""
@@ -175,7 +176,7 @@ def list_jobs(doing: Doing, limit: int) -> Record:
     from toc.operate.bulk_jobs import MOST_SEEN
 
     jobs = [job for job in doing.center.store.bulk.list(MOST_SEEN) if doing.sees(job.topic)]
-    return {"jobs": [_shown(job) for job in jobs[:limit]]}
+    return {"jobs": [bulk_record(job) for job in jobs[:limit]]}
 
 
 @operation("bulk.show", "GET /v1/bulk/{name}", _LOOK, "Show a bulk job", JOB)
@@ -185,7 +186,7 @@ def show(doing: Doing, name: str) -> Record:
     Its `state` is waiting (for a gateway), running, stopping, stopped or done; `error` is why it waits, or
     the last error about a task. The outcome `may_have_started` means that a try may be running or have run.
     """
-    return _shown(_job(doing, name))
+    return bulk_record(_job(doing, name))
 
 
 @operation("bulk.tasks", "GET /v1/bulk/{name}/tasks", _LOOK, "Show the outcome of each task of a bulk job",
@@ -240,7 +241,7 @@ def resume(doing: Doing, name: str) -> Record:
 
 def _changed(doing: Doing, job: BulkJob) -> Record:
     doing.result["done"] = job.done
-    return _shown(job)
+    return bulk_record(job)
 
 
 def _job(doing: Doing, name: str) -> BulkJob:
@@ -248,12 +249,6 @@ def _job(doing: Doing, name: str) -> BulkJob:
     if not doing.sees(job.topic):
         raise UnknownBulk(f"there is no such bulk job: {shown(name)}")
     return job
-
-
-def _shown(job: BulkJob) -> Record:
-    from toc.operate.bulk_jobs import job_record
-
-    return job_record(job)
 
 
 # --- pending tasks at the command line: one, those of a biz_id on a topic, or all of it

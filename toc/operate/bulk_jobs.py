@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 from toc.failpoint import failpoint
 from toc.model import documents, errors
@@ -178,24 +177,6 @@ def _change(store: Store, job: BulkJob) -> audit.Change:
 def _conclude(store: Store, job: BulkJob, outcome: str) -> None:
     """Write into the audit what came of a job so far; if it goes on, it is written again."""
     _change(store, job).conclude({"outcome": outcome}, {"bulk": job.name, "tasks": job.done, **job.counts})
-
-
-def job_record(job: BulkJob) -> dict[str, Any]:
-    """Return how a job is shown."""
-    state: str = job.state
-    if job.state is BulkState.RUNNING and not job.held:
-        state = "waiting"
-    elif job.state is BulkState.STOPPED and job.held:
-        state = "stopping"
-    shown = ("name", "kind", "topic", "by", "tasks", "done", "error", "rate")
-    return {
-        **{name: getattr(job, name) for name in shown},
-        "state": state,
-        "counts": dict(job.counts),
-        **job.details,
-        "created": documents.instant(job.created),
-        "ended": None if job.ended is None else documents.instant(job.ended),
-    }
 
 
 # --- what one step does

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import TypedDict
 
+from toc.model.bulk import BulkState
 from toc.model.clock import to_ms
 from toc.model.documents import biz_id, instant, seconds
 from toc.model.errors import IndexUnavailable, InvalidDocument, UnreadableTask
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from toc.coordination.views import SlotRow, WorkerRow
     from toc.index.messages import Peek
     from toc.model.access import Token
+    from toc.model.bulk import BulkJob
     from toc.model.schedule import Fire
     from toc.model.target import Target
     from toc.model.task import TaskRow
@@ -268,6 +270,23 @@ def schedule_record(schedule: Schedule) -> Record:
 def fire_record(fire: Fire) -> Record:
     """Return a time at which a schedule fires: nominal with the offset of its zone, due in UTC."""
     return {"nominal": fire.nominal.isoformat(timespec="milliseconds"), "due": _time(fire.due)}
+
+
+def bulk_record(job: BulkJob) -> Record:
+    """Return a bulk job."""
+    state: str = job.state
+    if job.state is BulkState.RUNNING and not job.held:
+        state = "waiting"
+    elif job.state is BulkState.STOPPED and job.held:
+        state = "stopping"
+    return {
+        **_as_they_are(job, "name", "kind", "topic", "by", "tasks", "done", "error", "rate"),
+        "state": state,
+        "counts": dict(job.counts),
+        **job.details,
+        "created": instant(job.created),
+        "ended": _at(job.ended),
+    }
 
 
 def slot_record(slot: Slot, owner: SlotRow | None, peek: Peek | IndexUnavailable) -> Record:
