@@ -61,15 +61,12 @@ def check(as_json: Json = False) -> None:
     from toc.store.check import remedy_of
 
     shards = migrator(load_settings()).check()
-    plain, tables = (
-        ("server", "database", "revision", "head", "behind"),
-        ("missing_tables", "unexpected_tables"),
-    )
-    told = list if as_json else len
-    records = [
-        {name: getattr(shard, name) for name in plain} | {name: told(getattr(shard, name)) for name in tables}
-        for shard in shards
-    ]
+    names = ("server", "database", "revision", "head", "behind", "missing_tables", "unexpected_tables")
+
+    def told(value: object) -> object:
+        return len(value) if isinstance(value, tuple) and not as_json else value
+
+    records = [{name: told(getattr(shard, name)) for name in names} for shard in shards]
     show(records, as_json=as_json, empty="no shards")
     behind = [shard for shard in shards if shard.behind]
     if behind:
