@@ -91,11 +91,10 @@ class WakeListener:
                 groups.setdefault(self._nodes.master(self._keys(slot).hash_slot), {})[channel] = slot
         except IndexUnavailable:
             groups = {None: dict(wanted)}
-        lost = None in subscriptions and subscriptions[None].lost
         for node in [node for node in subscriptions if node not in groups]:
             subscriptions.pop(node).close()
         for node, channels in groups.items():
-            subscriptions.setdefault(node, _Subscription(lost=lost)).wanted = channels
+            subscriptions.setdefault(node, _Subscription()).wanted = channels
 
     def _listen(self, node: RedisNode | None, subscription: _Subscription, callback: Callback) -> bool:
         """Connect if that is due, and pass on messages. False if the connection was lost."""
@@ -104,12 +103,12 @@ class WakeListener:
         try:
             events = subscription.hear(node)
         except (IndexUnavailable, Disconnected, *NONSENSE) as exc:
-            if not subscription.lost:  # once per outage
+            if subscription.pause == _RECONNECT_S:  # once per outage
                 log.warning("wake_listener_disconnected", reason=f"{exc}" or type(exc).__name__)
             subscription.disconnected()
             return False
         if events:
-            subscription.pause, subscription.lost = _RECONNECT_S, False
+            subscription.pause = _RECONNECT_S
         for event in events:
             callback(*event)
         return True
@@ -118,11 +117,11 @@ class WakeListener:
 class _Subscription:
     """A subscription to one master, for the channels of ``wanted``."""
 
-    def __init__(self, *, lost: bool) -> None:
+    def __init__(self) -> None:
         self.wanted: Mapping[bytes, Slot] = {}
         self.wire: Wire | None = None
-        self.lost = lost
         self.pause = _RECONNECT_S
+        """How long it rests after the next loss: longer while no try to connect succeeds."""
         self.retry_at = 0.0
         self._reset()
 
@@ -173,7 +172,6 @@ class _Subscription:
     def disconnected(self) -> None:
         """Record the loss of the connection and pause before the next try."""
         self.close()
-        self.lost = True
         self.retry_at = time.monotonic() + self.pause * random.uniform(0.5, 1.0)  # noqa: S311 - spreads load
         self.pause = min(2 * self.pause, _MAX_RECONNECT_S)
         self._reset()
