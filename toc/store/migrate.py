@@ -17,7 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError
 
-from toc.model.errors import ConfigError, StoreUnavailable, TocError
+from toc.model.errors import ConfigError, StoreUnavailable
 from toc.store.check import ShardStatus, check_server
 from toc.store.schema import IDENTITY_TABLE
 from toc.store.servers import sqlite
@@ -186,8 +186,6 @@ def _columns(connection: Connection) -> dict[str, set[str]]:
 def _translated(server: DatabaseServer) -> Iterator[None]:
     try:
         yield
-    except TocError:
-        raise
     except Exception as exc:
         cause = exc.orig if isinstance(exc, DBAPIError) and isinstance(exc.orig, Exception) else exc
         error = server.translate(cause, sent=True)

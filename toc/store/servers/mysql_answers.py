@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pymysql.constants import CR, FIELD_TYPE
-from pymysql.err import MySQLError, OperationalError, raise_mysql_exception
+from pymysql.err import OperationalError, raise_mysql_exception
 
 from toc.store.servers.server import Result
 
@@ -56,8 +56,6 @@ def read_answers(
     """
     try:
         return _read_answers(_Packets(receive, sequence), decoders, count, begin)
-    except MySQLError:
-        raise
     except (ValueError, LookupError, TypeError, ArithmeticError, struct.error) as exc:
         raise _malformed(f"{type(exc).__name__}") from exc
 
