@@ -115,10 +115,13 @@ class Scans:
                 if position is None:
                     probes.append(f"SELECT {table:d} FROM {names[table]} WHERE {is_due}{rest} LIMIT 1")
                 else:
+                    # Another program, or one with other table settings, may have written rows of other tables
+                    # here, where no lookup finds them: they must not block anything.
+                    home = f"((job_id>>12)&{self._shards.tables - 1:d})={table:d}"
                     selects.append(
                         f"SELECT {server.joined([f'{table:d}', *columns])} FROM {names[table]} "
-                        f"WHERE {_after(server, status, position)} AND next_time<{end}{rest}"
-                        f"{self._at_home(table)} ORDER BY next_time,job_id LIMIT {limit:d}"
+                        f"WHERE {_after(server, status, position)} AND next_time<{end}{rest} "
+                        f"AND {home} ORDER BY next_time,job_id LIMIT {limit:d}"
                     )
             asks = sql.unions(server, probes)
             results = server.run([*asks, *sql.unions(server, selects)], outwait=False)
@@ -181,14 +184,6 @@ class Scans:
     def ended_ago(self, ms: int) -> str:
         """A condition for ``scan``: rows whose next_time was so long ago by the clock of their server."""
         return f" AND next_time<{self._shards.servers[0].from_now(-ms)}"  # all servers are of one kind
-
-    def _at_home(self, table: int) -> str:
-        """The condition that a row's job_id belongs to this table.
-
-        Another program, or one with other table settings, may have written foreign rows here, where no lookup
-        finds them: they must not block anything.
-        """
-        return f" AND ((job_id>>12)&{self._shards.tables - 1:d})={table:d}"
 
 
 def of_types(biz_types: Collection[int]) -> str:

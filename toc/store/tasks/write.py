@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 from toc.model import errors
@@ -494,7 +495,7 @@ def _settled(one: Submission, unsure: Plan | None, known: _Known) -> Stored | No
     stored = unsure.stored
     now = known.by_id.get(stored.put.job_id)
     if stored.inserted is not None:  # [rule: resend]
-        return stored if now is not None and _equal(stored.inserted, now) else None
+        return stored if now is not None and _submitted(now) == _submitted(stored.inserted) else None
     if stored.before is None:
         return None
     version = stored.before.version
@@ -503,20 +504,13 @@ def _settled(one: Submission, unsure: Plan | None, known: _Known) -> Stored | No
     return stored if now.version == version + 1 and _content(now) == _content(one.row) else None
 
 
-def _equal(row: TaskRow, other: TaskRow) -> bool:
-    """Whether ``other`` is ``row`` as submitted, whatever changed since."""
-    return all(getattr(row, name) == getattr(other, name) for name in _SUBMITTED)
-
-
-_SUBMITTED = (
+_submitted = attrgetter(
     "biz_id", "biz_key", "biz_type", "attribute", "slot_crc", "slot_amount", "dedup_key", "gmt_create",
     "body_sha256",
 )  # fmt: skip
-
-
-def _content(row: TaskRow) -> tuple[object, ...]:
-    """Return what a put gives a pending row."""
-    return row.action_time, row.attribute, row.body_sha256, row.tries, row.expires_at
+"""What of a row is as it was submitted, whatever changed since."""
+_content = attrgetter("action_time", "attribute", "body_sha256", "tries", "expires_at")
+"""What a put gives a pending row."""
 
 
 def chunks_of(by_table: sql.ByTable, rows: Sequence[TaskRow]) -> Iterator[sql.ByTable]:
