@@ -250,6 +250,25 @@ def worker_killed(scene: Scene) -> None:
     scene.clock.wall += 4
 
 
+def killed_before_it_was_stored(scene: Scene) -> None:
+    scene.entry.job_id = (ms(-20) - JOB_ID_EPOCH_MS) << 22
+    no_owner(scene)
+    scene.clock.wall -= 40
+    scene.late.died(["host-2"])
+    scene.clock.wall += 40
+
+
+def committed_late(scene: Scene) -> None:
+    scene.clock.wall -= 3
+    scene.late.came(SLOT, ms(-1))
+    scene.clock.wall += 3
+
+
+def redis_and_refilled(scene: Scene) -> None:
+    redis(scene)
+    committed_late(scene)
+
+
 def redis(scene: Scene) -> None:
     scene.late.note(Cause.REDIS, SLOT, ms(-3), ms(2), "no answer; look at it")
     scene.late.note(Cause.REDIS, SLOT, ms(2.5), ms(7), "no answer")
@@ -303,6 +322,8 @@ SCENES: dict[Callable[[Scene], None], Cause] = {
     redis: Cause.REDIS, database: Cause.DATABASE, database_reads: Cause.DATABASE,
     clock_behind: Cause.CLOCK, clock_ahead: Cause.CLOCK, clock_set: Cause.CLOCK, halted: Cause.HALTED,
     target: Cause.TARGET, misfit: Cause.MISFIT, target_waits: Cause.TARGET,
+    killed_before_it_was_stored: Cause.NO_OWNER, committed_late: Cause.STORED_LATE,
+    redis_and_refilled: Cause.REDIS,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
 from toc.model.lateness import LATE_MS, Cause, LateStart, Span, clock_time, fill, stored_late
 from toc.model.raised import Raised
+from toc.model.sharding import created_ms
 from toc.observe.holdups import JOIN_MS, NOTES, Holdups
 from toc.worker.entry import NO_FENCE, Entry
 from toc.worker.slots import SlotBook
@@ -73,7 +74,7 @@ class LateStarts(Holdups):
         spans = [*self.of_topic(topic, due, held), *stored_late(entry.job_id, entry.row.version, due)]
         since = self._book.wanted.get(entry.slot)
         if since is not None and (owned := int((since + wall) * 1000)) > due:
-            spans.append(self._unowned(due, owned))
+            spans.append(self._unowned(due, owned, created_ms(entry.job_id)))
         if entry.read - entry.held > READ_SECONDS:
             spans.append(Span(Cause.DATABASE, held, int((entry.read + wall) * 1000), "reading its row"))
         ahead = held - entry.taken if entry.fence != NO_FENCE else 0
@@ -87,9 +88,9 @@ class LateStarts(Holdups):
         rest = Span(entry.crowd[0], 0, 0, entry.crowd[1])
         return self.fill(due, started, (server, entry.slot), spans, rest)
 
-    def _unowned(self, due: int, owned: int) -> Span:
+    def _unowned(self, due: int, owned: int, stored: int) -> Span:
         """Return the span until this worker got a slot."""
         for at, worker in reversed(self._deaths):
-            if due - DEATH_MS < at <= owned + JOIN_MS:
+            if max(due - DEATH_MS, stored) < at <= owned + JOIN_MS:
                 return Span(Cause.WORKER_KILLED, due, owned, worker)
         return Span(Cause.NO_OWNER, due, owned, f"until {clock_time(owned)} UTC")
