@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.local import ZooKeeper
 from toc.coordination.assignment import Member
-from toc.coordination.session import DIRECTORIES, Address, Session
-from toc.coordination.znodes import encode, member_data, owners_of, root_of
+from toc.coordination.session import DIRECTORIES, Session
+from toc.coordination.znodes import encode, member_data, owners_of
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.model.topic import Slot
 from toc.observe.log import configure
@@ -59,8 +59,8 @@ class Daemon:
 class Crowd:
     """The other hosts: their nodes, and a session that claims what is theirs."""
 
-    def __init__(self, address: Address, hosts: int) -> None:
-        self.session = Session(address, root_of(address.chroot, "scale"), lambda: None, session_timeout=30)
+    def __init__(self, address: str, hosts: int) -> None:
+        self.session = Session(address, "scale", lambda: None, session_timeout=30)
         self.session.start()
         self.session.make_directories()
         self.held: set[Slot] = set()
@@ -102,9 +102,8 @@ def main(hosts: int = 1000, slots: int = 100_000) -> int:
 
 
 def _measure(server: ZooKeeper, hosts: int, topics: dict[str, int]) -> None:
-    address = Address.parse(server.url)
     began = time.monotonic()
-    crowd = Crowd(address, hosts - 2)
+    crowd = Crowd(server.url, hosts - 2)
     say(f"{len(crowd.workers):,} members are written", f"{time.monotonic() - began:.1f} s")
 
     leader = Daemon(server.url, "leader", topics)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 from toc.coordination import znodes
 from toc.coordination.assignment import ONE_SERVER, Member, Owners, Spread, assign
-from toc.coordination.session import Address, Session, Znode
+from toc.coordination.session import Session, Znode
 from toc.coordination.views import Intent, SlotOwner, SlotRow, WorkerRow, slot_rows, worker_rows
 from toc.coordination.znodes import decode, encode, slot_of
 from toc.model.clock import Clock
@@ -107,9 +107,7 @@ class Operator:
     def __init__(
         self, address: str, *, cluster: str, connect_timeout: float = 10.0, spread: Spread = ONE_SERVER
     ) -> None:
-        place = Address.parse(address)
-        root = znodes.root_of(place.chroot, cluster)
-        self._session = Session(place, root, lambda: None, connect_timeout=connect_timeout)
+        self._session = Session(address, cluster, lambda: None, connect_timeout=connect_timeout)
         self._spread = spread
         self._clock = Clock()
 

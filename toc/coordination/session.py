@@ -28,6 +28,7 @@ from kazoo.protocol.states import KazooState, KeeperState  # type: ignore[import
 from kazoo.retry import KazooRetry  # type: ignore[import-untyped]
 from kazoo.security import CREATOR_ALL_ACL  # type: ignore[import-untyped]
 
+from toc.coordination.znodes import root_of
 from toc.model.errors import ConfigError, CoordinationUnavailable
 from toc.observe.log import get_logger
 
@@ -128,22 +129,22 @@ class Address:
 class Session:
     """A ZooKeeper session; when it ends, another one begins. For one thread.
 
-    Requests name the nodes of a cluster, those below ``root``, by directory and name. What is read with
-    ``watch`` is noted when it changes (``take_changes``). ``signal`` is called on a kazoo thread whenever
-    something was noted; it must not block. Durations are seconds.
+    ``address`` is TOC_ZOOKEEPER. Requests name the nodes of a cluster by directory and name. What is read
+    with ``watch`` is noted when it changes (``take_changes``). ``signal`` is called on a kazoo thread
+    whenever something was noted; it must not block. Durations are seconds.
     """
 
     def __init__(
         self,
-        address: Address,
-        root: str,
+        address: str,
+        cluster: str,
         signal: Callable[[], None],
         *,
         connect_timeout: float = 10.0,
         session_timeout: float = 6.0,
     ) -> None:
-        self.address = address
-        self.root = root
+        self.address = Address.parse(address)
+        self.root = root_of(self.address.chroot, cluster)
         self.signal = signal
         self._connect_timeout = connect_timeout
         self._session_timeout = session_timeout

@@ -23,7 +23,7 @@ from toc.coordination.assignment import ONE_SERVER, Member, Spread, by_worker
 from toc.coordination.leader import GATHER, INPUTS, Leader
 from toc.coordination.operator import read_claims
 from toc.coordination.presence import LocalNames
-from toc.coordination.session import DIRECTORIES, Address, Directory, Session, Znode
+from toc.coordination.session import DIRECTORIES, Directory, Session, Znode
 from toc.model.clock import Clock
 from toc.model.errors import CoordinationUnavailable
 from toc.model.topic import Slot
@@ -70,12 +70,10 @@ class ZooKeeperCoordinator:
         clock: Clock | None = None, on_change: Callable[[], None] = lambda: None,
     ) -> None:  # fmt: skip
         self._clock = clock or Clock()
-        place = Address.parse(address)
         self._on_change = on_change
         self._session = Session(
-            place, znodes.root_of(place.chroot, cluster), on_change,
-            connect_timeout=connect_timeout, session_timeout=session_timeout,
-        )  # fmt: skip
+            address, cluster, on_change, connect_timeout=connect_timeout, session_timeout=session_timeout
+        )
         self._host = host
         self._local_names = LocalNames.of(host)
         self.leader = Leader(self._session, host, self._clock, gather, spread)

@@ -21,7 +21,7 @@ from benchmarks.local import ZooKeeper
 from toc.coordination import leader, session
 from toc.coordination.assignment import Member
 from toc.coordination.operator import Operator
-from toc.coordination.session import Address, Session
+from toc.coordination.session import Session
 from toc.coordination.views import SlotRow, WorkerRow
 from toc.coordination.zookeeper import ZooKeeperCoordinator
 from toc.model.errors import CoordinationUnavailable
@@ -280,7 +280,7 @@ def test_an_assignment_that_changed_since_it_was_read_is_not_overwritten(daemons
     (leads,) = daemons.onlooker.get_children(f"{root}/leader")
     there = known(daemons.read("assignment/order.close"))
     data, version = there[0], there[1].version
-    one = Session(Address.parse(daemons.address), root, lambda: None)
+    one = Session(daemons.address, daemons.cluster, lambda: None)
     one.start()
     try:
         assert one.write_assignment(leads, [("order.close", b"{}", version + 1)]) == [None]
