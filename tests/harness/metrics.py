@@ -4,6 +4,8 @@ import json
 import re
 import urllib.request
 
+from toc.observe.board import Count
+
 ANY_ADDRESS = {"TOC_METRICS_ADDRESS": "127.0.0.1:0"}
 """The environment of a process that takes a free port for its metrics."""
 
@@ -19,3 +21,9 @@ def samples(log: str) -> dict[str, float]:
     with urllib.request.urlopen(f"http://{address(log)}/metrics", timeout=60) as answer:
         lines = answer.read().decode().splitlines()
     return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines if line[0] != "#")}
+
+
+def taken(count: Count) -> float:
+    """What this process has counted since the last call for the same."""
+    found, count._cells[0] = count._cells[0], 0.0
+    return found

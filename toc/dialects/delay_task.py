@@ -113,7 +113,6 @@ class DelayTask(Dialect):
                 target=target,
                 url=path,
             )
-            await self.tasks.make_topic([task])
             try:
                 await self.tasks.put(task)
             except TaskExists:  # another process has given this number to a task

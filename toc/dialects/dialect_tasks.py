@@ -171,8 +171,9 @@ class DialectTasks:
     async def put(self, task: NewTask) -> Put:
         """Store a task of its own, or do with the one of that name in its topic what ``on_conflict`` says.
 
-        Raises what ``TimeoutCenter.put`` raises.
+        Raises what ``make_topic`` and ``TimeoutCenter.put`` raise.
         """
+        await self.make_topic([task])
         return await self._service.batcher.put(task)
 
     async def end(self, row: TaskRow) -> AckOutcome:

@@ -71,7 +71,6 @@ class JobDialect(Dialect):
         if len(job.id.encode()) > MAX_KEY_BYTES:
             raise InvalidBizId(f"an id may have {MAX_KEY_BYTES} bytes")
         task = job.task(self.name, self.prefix)
-        await self.tasks.make_topic([task])
         await self.tasks.put(task)
 
     async def pop(self, topics: list[str], *, wait: float = 0.0) -> tuple[HandedOut, Job] | None:

@@ -24,9 +24,6 @@ class Shares:
         self._all = 0
         self._taken: dict[str, int] = {}
 
-    def __len__(self) -> int:
-        return self._all
-
     def __contains__(self, name: str) -> bool:
         return name in self._taken
 

@@ -122,12 +122,6 @@ class Count(_Series):
         with self._lock:
             self._cells[0] += amount
 
-    def take(self) -> float:
-        """Return the count since the last call, and start at 0; for counting on behalf of another process."""
-        with self._lock:
-            taken, self._cells[0] = self._cells[0], 0.0
-        return taken
-
 
 class Level(_Series):
     """A series that goes up and down."""

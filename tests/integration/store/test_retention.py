@@ -7,6 +7,7 @@ import pytest
 import structlog
 from fault.kit.proxy import Proxy
 from harness.clocks import StandingClock
+from harness.metrics import taken
 from harness.patience import until
 from harness.rows import NewRow, insert, insert_many
 from harness.tables import engine_of
@@ -223,10 +224,10 @@ def test_finished_rows_alone_go_when_their_retention_is_over(fresh_store: Store,
     ]
     insert_many(fresh_store, gone + kept)
     for topic in ("brief", "long", "?"):
-        PURGED.of(topic).take()
+        taken(PURGED.of(topic))
     purging.cycle()
     assert purging.left(gone + kept) == ids(*kept)
-    assert [PURGED.of(topic).take() for topic in ("brief", "long", "?")] == [302, 1, 0]
+    assert [taken(PURGED.of(topic)) for topic in ("brief", "long", "?")] == [302, 1, 0]
     purging.clock.now += 1000
     purging.cycle()
     assert purging.left(kept) == ids(*kept[2:]), "the others' time has come"
@@ -308,13 +309,13 @@ def test_a_row_that_another_has_locked_keeps_no_others_and_goes_once_it_is_free(
     insert_many(fresh_store, [held, *others, *longer])
     table, another = (table_of_job(row.job_id, place.tables) for row in (held, others[-1]))
     assert table != another
-    PURGED.of("topic").take()
+    taken(PURGED.of("topic"))
     name = f"{place.prefix}{table % place.databases}.timeout_task_{table:04d}"
     with engine_of(place.root_url) as engine, engine.connect() as holder:
         holder.exec_driver_sql(f"SELECT * FROM {name} WHERE job_id={held.job_id} FOR UPDATE")
         purging.cycle()
         assert purging.left([held, *others]) == ids(held)
-        assert PURGED.of("topic").take() == len(others)
+        assert taken(PURGED.of("topic")) == len(others)
     if same + kept > LARGE_PAGE:  # it was passed over
         purging.clock.now += int(FORGET_SECONDS * 1000)
     purging.cycle()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from harness.clocks import StandingClock
+from harness.metrics import taken
 from harness.rows import known
 from harness.system import System
 
@@ -323,7 +324,7 @@ def test_rows_that_were_damaged_by_hand_hold_up_no_other_in_their_table(bench: B
     assert {name: [round(60 * hours) for hours in bench.hours(name)] for name in healthy} == {
         name: [1, 2] for name in healthy
     }
-    assert SCHEDULES_STUCK.of().take() > 0
+    assert taken(SCHEDULES_STUCK.of()) > 0
     listed = {one.name for one in bench.center.schedules.list()}
     assert set(healthy) <= listed
     for name, (column, _) in damaged.items():
@@ -416,7 +417,7 @@ def test_what_cannot_be_moved_on_holds_up_no_other(bench: Bench) -> None:
         bench.until(1.5 * HOUR)
         assert all(bench.hours(f"fine{number}") == [1] for number in range(30))
         assert not any(bench.hours(f"orphan{number}") for number in range(30))
-    assert SCHEDULES_STUCK.of().take() > 0
+    assert taken(SCHEDULES_STUCK.of()) > 0
     bench.until(2.5 * HOUR)
     assert all(bench.hours(f"orphan{number}") == [1, 2] for number in range(30)), "late, but not lost"
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import structlog
+from harness.metrics import taken
 from harness.rows import insert, insert_many, known
 from harness.system import System, buried
 
@@ -204,10 +205,10 @@ def test_an_entry_that_stands_too_late_is_moved_and_one_that_stands_is_not_added
     for row, by in ((late, 60_000), (well, 0)):
         insert(bench.center.store, row)
         bench.ask("ZADD", bench.key(row), row.next_time + by, row.job_id)
-    SWEEP_ADDED.of("store").take()
+    taken(SWEEP_ADDED.of("store"))
     bench.run(SOON.every + 0.1)
     assert [bench.score(late), bench.score(well)] == [late.next_time, well.next_time]
-    assert SWEEP_ADDED.of("store").take() == 1
+    assert taken(SWEEP_ADDED.of("store")) == 1
 
 
 def test_a_row_whose_time_changed_is_asked_for_again(bench: Bench) -> None:
@@ -382,11 +383,11 @@ def test_a_biz_type_without_a_topic_is_logged_once_a_minute_and_holds_up_nothing
     lost = [bench.row(NewTask("test.sync", n, delay=1.0))._replace(biz_type=99) for n in range(300)]
     insert_many(bench.center.store, lost)
     job_ids = bench.store(NewTask("test.sync", 1, delay=1.0))
-    ROWS_WITHOUT_TOPIC.of().take()
+    taken(ROWS_WITHOUT_TOPIC.of())
     with structlog.testing.capture_logs() as logs:
         bench.run(30)
     assert [line["biz_type"] for line in logs if line["event"] == "no_topic_for_row"] == [99]
-    assert ROWS_WITHOUT_TOPIC.of().take() == 1
+    assert taken(ROWS_WITHOUT_TOPIC.of()) == 1
     assert bench.indexed(job_ids) == set(job_ids)
     bench.center.store.topics.create(Topic("late", 99, 8))
     bench.center.catalog.refresh()
@@ -399,13 +400,13 @@ def test_a_biz_type_without_a_topic_is_logged_once_a_minute_and_holds_up_nothing
 
 def test_a_topic_that_another_process_has_just_created_counts_as_missing_nowhere(bench: Bench) -> None:
     bench.settled()
-    ROWS_WITHOUT_TOPIC.of().take()
+    taken(ROWS_WITHOUT_TOPIC.of())
     bench.center.store.topics.create(Topic("new", 99, 8))
     row = bench.row(NewTask("test.sync", 1, delay=1.0))._replace(biz_type=99)
     insert(bench.center.store, row)
     bench.run(5)
     assert bench.indexed([row.job_id]) == {row.job_id}
-    assert not ROWS_WITHOUT_TOPIC.of().take()
+    assert not taken(ROWS_WITHOUT_TOPIC.of())
 
 
 def test_no_row_counts_as_indexed_while_redis_is_out_of_reach(bench: Bench, clean_redis: RedisServer) -> None:
@@ -419,9 +420,9 @@ def test_no_row_counts_as_indexed_while_redis_is_out_of_reach(bench: Bench, clea
     finally:
         clean_redis.start()
     until, added = time.monotonic() + 60, 0.0
-    SWEEP_ADDED.of("store").take()
+    taken(SWEEP_ADDED.of("store"))
     while added < 50:
         assert time.monotonic() < until
         bench.run(SOON.every)
-        added += SWEEP_ADDED.of("store").take()
+        added += taken(SWEEP_ADDED.of("store"))
     assert bench.indexed(job_ids) == set(job_ids)
