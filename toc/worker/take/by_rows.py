@@ -95,7 +95,7 @@ class _Plan:
     until_ms: int = 0
     """Up to when rows are read that come due."""
     began_ms: int = 0
-    """When the round began."""
+    """When the round began; 0: or not all tables have answered."""
     seen_ms: int = 0
     """When the round before began, if it has read all that was due; else 0."""
     period: float = LOOK_SECONDS
@@ -223,6 +223,8 @@ class RowTaker:
             due = f"{leases.due_within(int(AHEAD * 1000 * plan.period))} AND {leases.untaken()}"
             where = f"{of_types(topics)} AND {due}"
             pages = self.tools.store.scans.page(starts, plan.until_ms, PAGE, where=where)
+            if pages.unanswered:
+                plan.began_ms = 0
             if not pages and pages.unanswered:
                 self._failed(plan, pages.unanswered, began, RETRY_SECONDS)
                 return False
