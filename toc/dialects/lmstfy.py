@@ -405,7 +405,7 @@ class LmstfyAdmin(Dialect):
         return _render({"tokens": {one.name: one.created_by.partition(": ")[2] for one in mine}}, "tokens")
 
     async def _create(self, namespace: str, query: Query, request: Request, giver: Token) -> Answer:
-        form = Query(request.body if _is_form(request) else b"")
+        form = Query(request.form)
         description = form.get("description") or query.get("description")
         given = form.get("token") or query.get("token")
         if not description:
@@ -473,8 +473,3 @@ def _render(content: object, name: str, status: int = 200) -> Answer:
 def _pool(name: str) -> None:
     if name not in ("", "default"):
         raise Refused(400, "pool not found")
-
-
-def _is_form(request: Request) -> bool:
-    kind = request.header(b"content-type") or ""
-    return kind.partition(";")[0].strip().lower() == "application/x-www-form-urlencoded"

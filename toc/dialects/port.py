@@ -63,6 +63,12 @@ class Request(NamedTuple):
         """Return the first header of this name."""
         return next((value.decode("latin-1") for key, value in self.headers if key == name), None)
 
+    @property
+    def form(self) -> bytes:
+        """Its body if that is a form, else nothing."""
+        kind = (self.header(b"content-type") or "").partition(";")[0].strip().lower()
+        return self.body if kind == "application/x-www-form-urlencoded" else b""
+
 
 class Dialect(ABC):
     """A protocol of another system. One object for each process that serves it."""

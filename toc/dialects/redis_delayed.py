@@ -88,10 +88,8 @@ def _fields(request: Request) -> dict[str, str]:
 
     Raises NotUnderstood.
     """
-    kind = (request.header(b"content-type") or "").partition(";")[0].strip().lower()
-    form = request.body if kind == "application/x-www-form-urlencoded" else b""
     found: dict[str, str] = {}
-    for data in (request.query, form):
+    for data in (request.query, request.form):
         if data.count(b"&") >= MAX_FIELDS:
             raise NotUnderstood(f"at most {MAX_FIELDS} parameters are allowed")
         for pair in filter(None, data.split(b"&")):

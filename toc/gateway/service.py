@@ -82,7 +82,6 @@ class Service:
         self.keeping = self.batcher.keep_topics()
         self.pulls = Pulls(center, lease_secret, current_sender)
         self.stopping = False
-        self._loop = asyncio.get_running_loop()
         self._lines: dict[str, Line] = {}
         self._making: dict[tuple[Callable[..., Topic], str], asyncio.Task[Topic]] = {}
 
@@ -142,7 +141,7 @@ class Service:
         """Run what concurrent submits to the same new topic share."""
         making = self._making.get((do, name))
         if making is None:
-            making = self._loop.create_task(self.within(Place.FIRST, partial(do, self.center, name, **more)))
+            making = asyncio.create_task(self.within(Place.FIRST, partial(do, self.center, name, **more)))
             self._making[do, name] = making
             making.add_done_callback(lambda _: self._making.pop((do, name)))
         return await asyncio.shield(making)

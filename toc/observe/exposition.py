@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
 
-from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
@@ -23,6 +23,9 @@ MAX_BYTES = 16 * BOARD_BYTES
 """Longest answer of a daemon, which has several boards."""
 
 
+_PROCESS = ProcessCollector(registry=None)
+
+
 class _Numbers(Collector):
     def __init__(self, values: Values) -> None:
         self._values = values
@@ -30,6 +33,7 @@ class _Numbers(Collector):
     def collect(self) -> Iterator[Family]:
         for name, series in groupby(sorted(self._values.items()), key=lambda one: one[0][0]):
             yield _family(METRICS[name], [(labels, cells) for (_, *labels), cells in series])
+        yield from _PROCESS.collect()
 
 
 def _family(metric: Metric, series: Iterable[tuple[Sequence[str], list[float]]]) -> Family:
@@ -48,9 +52,6 @@ def _family(metric: Metric, series: Iterable[tuple[Sequence[str], list[float]]])
     return family
 
 
-_PROCESS = ProcessCollector(registry=None)
-
-
 def encode(values: Values, accept: str) -> tuple[bytes, str]:
     """Return the numbers, and those of this process, in the format that the header ``accept`` asks for.
 
@@ -58,11 +59,8 @@ def encode(values: Values, accept: str) -> tuple[bytes, str]:
     """
     if accept == JSON:
         return json.dumps(list(values.items())).encode(), JSON
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Numbers(values))
-    registry.register(_PROCESS)
     write, content_type = choose_encoder(accept)
-    return write(registry), content_type
+    return write(_Numbers(values)), content_type
 
 
 def decode(data: bytes) -> Values:

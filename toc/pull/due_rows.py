@@ -1,18 +1,16 @@
 """Reads the due rows of pulled topics, as if Redis were not there: the row alone decides."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, wait
 from functools import partial
 from itertools import chain
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from toc.model.topic import Topic
 from toc.pull.handed_out import NO_FENCE, Candidate
 from toc.sdk.client import TimeoutCenter
 from toc.store.servers.shards import Answers
 from toc.store.tasks.scan import DueRow, Position, of_types
-
-T = TypeVar("T")
 
 ROWS_SECONDS = 0.25
 """How often due rows are read while Redis does not answer, or where there is no index."""
@@ -42,7 +40,6 @@ class DueRows:
     def __init__(self, center: TimeoutCenter) -> None:
         self._store, self._clock = center.store, center.clock
         self._servers = self._store.tables_of_server()
-        self._ask = self._store.soon if len(self._servers) > 1 else _at_once
         self._asked: dict[int, Future[Page]] = {}
         """The servers that have not answered yet."""
         self._read_at = float("-inf")
@@ -66,7 +63,7 @@ class DueRows:
             if server not in self._asked:
                 starts = {table: self._places.get(table, Position(0)) for table in tables}
                 page = partial(self._page, starts, ahead, of_types(by_type))
-                new.append(self._asked.setdefault(server, self._ask(page)))
+                new.append(self._asked.setdefault(server, self._store.soon(page)))
         wait(new, ROWS_SECONDS)
         answers = [self._asked.pop(server).result() for server, one in [*self._asked.items()] if one.done()]
         pages = {table: page for answer, _ in answers for table, page in answer.items()}
@@ -96,10 +93,3 @@ class DueRows:
     def _page(self, starts: Mapping[int, Position], until: int, where: str) -> Page:
         pages = self._store.scans.page(starts, until, ROWS_PAGE, where=where)
         return pages, self._store.locked((row.job_id for page in pages.values() for row in page), lately=True)
-
-
-def _at_once(read: Callable[[], T]) -> Future[T]:
-    """Read on this thread: there is no other server that would wait."""
-    answer: Future[T] = Future()
-    answer.set_result(read())
-    return answer
