@@ -133,7 +133,7 @@ def _render(one: HandedOut, job: Job) -> dict[str, Any]:
         "delayTime": job.delay,
         "id": job.id,
         "message": job.body,
-        "retryCount": one.attempt - 1,
+        "retryCount": one.row.attempts - 1,
         "status": RESERVED,
         "topic": job.topic,
         "ttrTime": job.ttr,

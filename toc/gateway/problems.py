@@ -111,7 +111,6 @@ _FIELDS: dict[type[e.TocError], str] = {
     e.InvalidTries: "tries",
     e.InvalidExpiry: "expires_at",
     e.InvalidBody: "body",
-    e.InvalidLease: "lease",
     e.NotPulled: "topic",
     e.RequestReused: "Idempotency-Key",
 }

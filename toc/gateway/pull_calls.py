@@ -22,7 +22,7 @@ from toc.model.clock import to_ms
 from toc.model.documents import biz_id, instant, whole_text
 from toc.model.errors import InvalidLease, TocError
 from toc.model.pull import MAX_LEASE_CHARS, MAX_TTR_SECONDS, AckOutcome, LeaseOutcome, PullLease
-from toc.model.task import MAX_RETRY_SECONDS, Content, Task
+from toc.model.task import MAX_RETRY_SECONDS, Content
 from toc.model.topic import Delivery
 from toc.operate.records import STATUS, TaskKnown
 from toc.pull.handed_out import HandedOut
@@ -117,8 +117,7 @@ async def with_bodies(
 
 
 def _shown(one: HandedOut, content: Content | None) -> PulledTask:
-    task: Task = one.task
-    row = one.row
+    task, row = one.task, one.row
     shown: PulledTask = {
         "job_id": str(task.job_id),
         "topic": task.topic,

@@ -46,8 +46,3 @@ class HandedOut(NamedTuple):
     def order(self) -> tuple[int, int]:
         """Sorts the tasks of an answer: the longest due first."""
         return self.row.action_time, self.row.job_id
-
-    @property
-    def attempt(self) -> int:
-        """The number of this try, from 1."""
-        return self.row.attempts

@@ -107,8 +107,7 @@ class Waits:
 
     def waiting(self, target: str, reason: str) -> int:
         """How many tasks wait for a target, for this reason."""
-        until = self._until.get((target, reason))
-        return sum(until.values()) if until else 0
+        return sum(self._until.get((target, reason), {}).values())
 
     def update_gauges(self, now: int) -> None:
         """Forget what has come back by ``now``, and update the gauges."""

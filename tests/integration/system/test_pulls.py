@@ -178,7 +178,7 @@ async def test_an_answer_that_overtakes_its_entry_is_told_to_the_index_all_the_s
     if answer in ("ack", "bury"):
         await settled(pulled, {} if answer == "ack" else {"dead": 1})
     else:
-        assert (await one(gateway)).attempt == (2 if answer == "nack" else 1)
+        assert (await one(gateway)).row.attempts == (2 if answer == "nack" else 1)
 
 
 async def test_what_fails_after_the_outcome_of_an_ack_is_logged_and_changes_it_not(
@@ -317,7 +317,7 @@ async def test_without_redis_tasks_are_handed_out_from_their_rows(
         nacked = pulled.center.submit(TOPIC, biz_id=2, delay=0.1)
         again = await one(gateway, ttr=1)
         assert again.task.job_id == nacked
-        assert (await one(gateway)).attempt == 2, "the end of ttr, by the row"
+        assert (await one(gateway)).row.attempts == 2, "the end of ttr, by the row"
     later = pulled.center.submit(TOPIC, biz_id=3, delay=0.1)
     assert (await one(gateway)).task.job_id == later
 
