@@ -62,7 +62,7 @@ class TocBackend(BaseTaskBackend):  # type: ignore[misc]
         job_id = center.submit(topic_of(task.queue_name), biz_id=secrets.randbits(62), past="run", **data)
         object.__setattr__(result, "id", str(job_id))
         object.__setattr__(result, "enqueued_at", at)
-        task_enqueued.send(type(self), task_result=result)
+        task_enqueued.send_robust(type(self), task_result=result)  # it is stored, whatever a receiver does
         return result
 
 
@@ -105,7 +105,7 @@ def handle(center: TimeoutCenter | AsyncTimeoutCenter, queue: str = "default") -
 def _finish(result: Any, status: Any) -> None:
     object.__setattr__(result, "status", status)
     object.__setattr__(result, "finished_at", timezone.now())
-    task_finished.send(TocBackend, task_result=result)
+    task_finished.send_robust(TocBackend, task_result=result)  # its outcome stays, whatever a receiver does
 
 
 def _sync(center: TimeoutCenter | AsyncTimeoutCenter) -> TimeoutCenter:

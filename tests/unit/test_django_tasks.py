@@ -181,6 +181,23 @@ def test_signals_are_sent(shop: Any, kit: Toc) -> None:
     ]
 
 
+def test_a_receiver_that_fails_changes_no_outcome(shop: Any, kit: Toc) -> None:
+    from django.tasks import signals
+
+    def fail(**_: Any) -> None:
+        raise ValueError("of a receiver")
+
+    told = [signals.task_enqueued, signals.task_finished]
+    for signal in told:
+        signal.connect(fail)
+    job_id = int(shop.remind.enqueue().id)
+    kit.run_due()
+    for signal in told:
+        signal.disconnect(fail)
+    task = known(kit.center.get(job_id))
+    assert (task.status, task.attempt) == (TaskStatus.PROCESSED, 1)
+
+
 @pytest.mark.usefixtures("kit")
 def test_what_the_backend_cannot_do_is_refused(shop: Any) -> None:
     from django.tasks.exceptions import InvalidTask

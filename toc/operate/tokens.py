@@ -243,6 +243,7 @@ def create(doing: Doing, name: str, **given: Any) -> Record:
 
 @operation("token.revoke", "DELETE /v1/tokens/{name}", Right.CHANGE_TOKENS, "Revoke an access token", NAME)
 def revoke(doing: Doing, name: str) -> Record:
-    """Revoke a token for good, everywhere within a second. Its name is not used again."""
+    """Revoke a token for good, everywhere within a second. Its name is not used again; its bulk jobs go
+    on."""
     revoked = revoke_token(doing.center.store, name, giver=doing.token)
     return token_record(revoked, doing.center.clock.now_ms())

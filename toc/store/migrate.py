@@ -25,6 +25,8 @@ from toc.store.servers.mysql import NO_RIGHT, connector, error_code, server_name
 from toc.store.servers.server import DatabaseServer, Statement
 from toc.store.servers.shards import Layout, Shards
 
+TABLE_SECONDS = 5
+"""How long a change of a table waits for transactions that use it. All others wait for it meanwhile."""
 LOCK_SECONDS = 600
 """Seconds an upgrade waits for another one on the same server."""
 
@@ -131,7 +133,7 @@ class Migrator:
         else:
             # No read timeout: changing a big table is slow.
             connect, _, write = self._timeouts
-            opened = connector(url, connect, None, write, database=name)
+            opened = connector(url, connect, None, write, database=name, lock_timeout=TABLE_SECONDS)
             take, give = f"SELECT GET_LOCK('toc.migrate', {LOCK_SECONDS})", "DO RELEASE_LOCK('toc.migrate')"
             url = url.set(database=name)
         engine = create_engine(

@@ -145,7 +145,8 @@ class RunsAlone:
             return None
         waits = row.lease > 0 or row.action_time > now or has_expired(row.expires_at, now)
         topic = self.tools.catalog.known().get(suspect.slot.topic)
-        return None if waits or topic is None or not self.tools.handlers[topic.name].serves(topic) else row
+        handler = self.tools.handlers.get(suspect.slot.topic)  # files may have changed under a daemon
+        return None if waits or topic is None or handler is None or not handler.serves(topic) else row
 
     def _begin(self, suspect: Suspect, row: TryRow, how: str) -> Entry:
         """Hold the task, and begin a run, or write that it is guilty."""

@@ -80,7 +80,7 @@ class Worker:
         self._deadline = settings.shutdown_deadline
         self._stopping = False
         self._stop_by = float("inf")
-        self._forced = False
+        self._failed = self._forced = False
         self._recycling = ""
         """Why it wants a successor. Empty while it does not."""
         self._indexed = center.queues.present
@@ -158,9 +158,9 @@ class Worker:
     # --- called by signals and other threads
 
     def end_for(self, reason: str) -> None:
-        """Leave without waiting for running handlers, as something of ours has failed. Any thread may call
-        it."""
-        self._forced = True
+        """Leave, as something of ours has failed, and wait for running handlers as at a stop. Any thread may
+        call it."""
+        self._failed = True
         self._recycle(reason)
 
     def _recycle(self, reason: str) -> None:
@@ -301,7 +301,7 @@ class Worker:
         self.services.end()
         self.handover.drop_all()
         self._link.send("leaving", recycle=self._recycling)
-        self.serve(selector, lambda: self.settled or self._forced or self._overdue())
+        self.serve(selector, lambda: self.settled or self._forced or self._overdue() or self._has_failed())
         # Entries that have not started, or are settled, are with the finisher already.
         inflight = self.tools.inflight
         running = [e for e in inflight.snapshot() if e.started and inflight.settle(e)]
@@ -310,9 +310,9 @@ class Worker:
             log.warning("handlers_abandoned", tasks=len(running), job_ids=some)
             self.alone.take_back(running)
             self.finisher.give_back_running(running)
-            until = self._clock.monotonic() + FORCED_SECONDS
-            while not self.finisher.idle and self._clock.monotonic() < until:
-                time.sleep(BUSY_TICK_SECONDS)
+        until = self._clock.monotonic() + FORCED_SECONDS
+        while not self.finisher.idle and self._clock.monotonic() < until:
+            time.sleep(BUSY_TICK_SECONDS)
         self._stop_threads(self.loops)
         self.watch.leave()
         if self._webhooks is not None:
@@ -328,8 +328,12 @@ class Worker:
         taken = self.rows.settled and self.poller.settled and self.adopter.settled
         return taken and not len(self.tools.inflight) and self.finisher.idle and self.leases.settled
 
+    def _has_failed(self) -> bool:
+        """Whether only what has failed here may keep us from being settled: no try runs."""
+        return self._failed and not any(entry.started for entry in self.tools.inflight.snapshot())
+
     def _overdue(self) -> bool:
         """Whether the shutdown deadline is over. A process that is only recycled has none."""
-        if self._stopping and self._stop_by == float("inf"):
+        if (self._stopping or self._failed) and self._stop_by == float("inf"):
             self._stop_by = self._clock.monotonic() + self._deadline
         return self._clock.monotonic() >= self._stop_by

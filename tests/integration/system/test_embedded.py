@@ -142,6 +142,32 @@ def test_a_failure_of_ours_begins_the_pipeline_anew(shop: Shop, monkeypatch: pyt
         assert life not in worker._keeper._children.values()
 
 
+def test_a_handler_that_runs_while_something_of_ours_fails_runs_once(system: System) -> None:
+    """Its thread cannot be stopped, and this process lives on."""
+    runs, goes_on = list[int](), threading.Event()
+    system.center.store.topics.create(Topic("order.ship", 3, 4))
+    with TimeoutCenter(system.settings) as center:
+
+        @center.handler("order.ship")
+        def ship(task: Task) -> None:
+            runs.append(task.attempt)
+            assert task.biz_id == 2 or goes_on.wait(PATIENCE)
+
+        with center.worker() as worker:
+            job_id = center.submit("order.ship", biz_id=1, delay=0.1)
+            assert until(lambda: bool(runs), PATIENCE)
+            keeper = worker._keeper
+            assert keeper is not None
+            (life,) = keeper._children.values()
+            life.worker.end_for("the test wants it")
+            other = center.submit("order.ship", biz_id=2, delay=0.1)
+            assert until(lambda: known(center.get(other)).status is TaskStatus.PROCESSED, PATIENCE)
+            goes_on.set()
+            assert until(lambda: known(center.get(job_id)).status is TaskStatus.PROCESSED, PATIENCE)
+            assert runs == [1, 1], "once each"
+            assert until(lambda: life not in keeper._children.values(), PATIENCE)
+
+
 def _one_pipeline() -> bool:
     names = Counter(thread.name for thread in threading.enumerate())
     return (names["toc-poll"], names["toc-rows-0"], names["toc-beat"], names["toc-handler-0"]) == (1, 1, 1, 1)

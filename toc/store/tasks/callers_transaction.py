@@ -179,7 +179,7 @@ class CallersTransaction:
         server = self._shards.server_of[self._shards.table_of(one.row.job_id)]
         with self._on(connection, server):
             for _ in range(REPEATS):
-                (insert, *body), _none = self._planner.transaction(server, [plan.inserting(one)], 0)
+                (insert, *body), _none = self._planner.transaction(server, [plan.inserting(one)])
                 self._check_packets(connection, server, body)
                 try:
                     _run(connection, insert)

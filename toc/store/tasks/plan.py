@@ -115,7 +115,7 @@ class Planner:
             source = f"{of_row} AND {as_read(seen)}"
             changes = [
                 Statement(f"SELECT job_id FROM {of_row}{server.for_update}"),
-                requests.insert_if(server, into, asked.request, put, now, source),
+                requests.insert_if(server, into, asked.request, put, source),
             ]
         telling = len(changes)
         body = "NULL,body_sha256=NULL"
@@ -136,7 +136,7 @@ class Planner:
         return Plan(asked, Stored(put, before=tried(seen), due=due), changes=changes, telling=telling)
 
     def transaction(
-        self, server: DatabaseServer, plans: Sequence[Plan], now: int
+        self, server: DatabaseServer, plans: Sequence[Plan]
     ) -> tuple[list[Statement], list[int | None]]:
         """Return the statements of one transaction for plans of different names, and where in it each plan's
         telling statement is, if it has one.
@@ -164,7 +164,7 @@ class Planner:
                 answers.setdefault(into, []).append((plan.request, plan.stored.put))
             if plan.ended is not None:
                 ended.setdefault(table, []).append(plan.ended)
-        statements = [requests.insert(server, into, sorted(answers[into]), now) for into in sorted(answers)]
+        statements = [requests.insert(server, into, sorted(answers[into])) for into in sorted(answers)]
         for table, ids in ended.items():
             these = f"job_id IN ({sql.numbers(sorted(ids))}) AND status<>{PENDING}"
             statements.append(Statement(f"UPDATE {names[table]} SET dedup_key=NULL WHERE {these}"))

@@ -138,27 +138,26 @@ def _reused(request: Request, found: Answered) -> RequestReused | None:
     return None
 
 
-def insert(server: DatabaseServer, name: str, answers: Iterable[tuple[Request, Put]], now: int) -> Statement:
+def insert(server: DatabaseServer, name: str, answers: Iterable[tuple[Request, Put]]) -> Statement:
     """Return the INSERT of requests with their answers."""
     answers = list(answers)
-    values = ",".join(f"({_values(server, request, now)})" for request, _ in answers)
+    values = ",".join(f"({_values(server, request)})" for request, _ in answers)
     return Statement(f"INSERT INTO {name} {_COLUMNS} VALUES {values}", [_answer(put) for _, put in answers])
 
 
-def insert_if(
-    server: DatabaseServer, name: str, request: Request, put: Put, now: int, source: str
-) -> Statement:
+def insert_if(server: DatabaseServer, name: str, request: Request, put: Put, source: str) -> Statement:
     """Return the INSERT of a request with its answer that takes effect if ``source``, a FROM clause, yields a
     row."""
-    select = f"SELECT {_values(server, request, now)} FROM {source}"
+    select = f"SELECT {_values(server, request)} FROM {source}"
     return Statement(f"INSERT INTO {name} {_COLUMNS} {select}", [_answer(put)])
 
 
 _COLUMNS = "(request_key,payload,answer,gmt_create)"
 
 
-def _values(server: DatabaseServer, request: Request, now: int) -> str:
-    return f"{sql.literal(request.key)},{sql.literal(request.payload)},%s,{server.instant(now)}"
+def _values(server: DatabaseServer, request: Request) -> str:
+    """The server's clock also says when they are purged."""
+    return f"{sql.literal(request.key)},{sql.literal(request.payload)},%s,{server.from_now(0)}"
 
 
 def _answer(put: Put) -> str:

@@ -351,7 +351,7 @@ class Writer:
             plans[n] = plan
         if not plans:
             return
-        statements, telling = self._planner.transaction(server, list(plans.values()), now)
+        statements, telling = self._planner.transaction(server, list(plans.values()))
         if blind:
             statements = [*self._of_names(server, self._keyed(work.todo.values()), "1"), *statements]
         try:
