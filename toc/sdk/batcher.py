@@ -183,9 +183,9 @@ class ServerBatcher(Generic[Item, Outcome]):
             self._loop.call_soon(self._pump)
 
     def _add(self, line: _Line[Item], asked: Iterable[_Pending[Item]]) -> None:
-        """Add items of a call: one in the turn that it is now, and in each that follows."""
-        now = line[0][0] if line else 0
-        for turn, one in enumerate(asked, now):
+        """Add items of a call, one to the next turn and to each that follows: no turn goes on for ever."""
+        following = line[0][0] + 1 if line else 0
+        for turn, one in enumerate(asked, following):
             heappush(line, (turn, next(self._came), one))
 
     def _next(self, line: _Line[Item]) -> _Pending[Item] | None:
