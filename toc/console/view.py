@@ -13,12 +13,11 @@ from enum import StrEnum
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from toc.console.sessions import Session
 from toc.console.shown import Block, Column, Content, Field, Form, Note, Table, following
-from toc.gateway.app import CALLS, CONSOLE, invalid, problem_for
+from toc.gateway.app import CALLS, CONSOLE, checked, problem_for
 from toc.gateway.calls import Asked, HttpCall, forbidden
 from toc.gateway.exchange import Answer
 from toc.gateway.problems import INVALID, UNAVAILABLE, UNKNOWN_TOPIC, Problem
@@ -141,8 +140,8 @@ class View:
         if token.may(call.access) is Access.FORBIDDEN:
             raise forbidden(token, call.access)
         sent = {key: value for key, value in (query or {}).items() if value not in (None, "")}
-        content = None if call.body is None else _checked(call.body, body or {})
-        return Asked(self.service, call, token, path, _checked(call.query, sent), content)
+        content = None if call.body is None else checked(call.body, body or {})
+        return Asked(self.service, call, token, path, checked(call.query, sent), content)
 
     async def ask(
         self, name: str, query: Values | None = None, body: Values | None = None, /, **path: str
@@ -193,13 +192,6 @@ class View:
         old = "" if one.at is None else f"; this is as of {self.ago(one.at)} ago"
         note = Note(text=f"{what}: {why}{old}.", level="bad", href=one.about if one.error else "")
         return Part(one.value, [note] if why else [], one.at)
-
-
-def _checked(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
-    try:
-        return model.model_validate(values)
-    except ValidationError as exc:
-        raise invalid(exc, model) from None
 
 
 def fields_of(name: str, values: Mapping[str, str], *, leave_out: tuple[str, ...] = ()) -> list[Field]:

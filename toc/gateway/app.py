@@ -8,7 +8,7 @@ Every failure is answered as a problem, never with a trace. Queries, headers and
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from math import ceil
@@ -227,10 +227,15 @@ def _query(call: HttpCall, text: bytes) -> Any:
     values = dict(pairs)
     if len(values) < len(pairs):
         raise Problem(problems.SYNTAX, "a parameter is in the query twice")
+    return checked(call.query, values)
+
+
+def checked(model: type[BaseModel], values: Mapping[str, Any]) -> Any:
+    """Return what a request has in the types of its call. Raises Problem."""
     try:
-        return call.query.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as exc:
-        raise invalid(exc, call.query) from None
+        raise invalid(exc, model) from None
 
 
 def _parsed(model: type[Model], data: bytes, most: int) -> Model:
