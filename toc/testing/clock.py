@@ -13,6 +13,10 @@ REPLACED_MS = 500
 """If Python's clock is this far from where it should be, it was replaced (ms)."""
 
 
+ROUNDING_MS = 2
+"""How much later a deadline may be because it is rounded up, and the two clocks are rounded down."""
+
+
 class VirtualClock(Clock):
     """Shows the time at which it was made until it is moved."""
 
@@ -25,8 +29,8 @@ class VirtualClock(Clock):
 
     def restart(self) -> None:
         """Show the present time."""
-        self._began_ms = time.time_ns() // 1_000_000
         self._began = _machine_ms()
+        self._began_ms = time.time_ns() // 1_000_000
         self._lag: int | None = None
         """How far (ms) the machine's was ahead when it was first moved."""
         self.runs = False
@@ -67,7 +71,7 @@ class VirtualClock(Clock):
     @property
     def lag_ms(self) -> int:
         """How much later (ms) a deadline may be that the application has computed from Python's clock."""
-        lag = _machine_ms() - self._began if self._lag is None else self._lag
+        lag = _machine_ms() - self._began + ROUNDING_MS if self._lag is None else self._lag
         return 0 if self.runs else lag
 
     def move_to(self, instant_ms: int) -> None:
