@@ -146,7 +146,13 @@ def test_a_task_that_runs_is_told_from_one_that_waits(toc: Toc, topic: str, cent
     assert (shown["owner"], shown["host"]) == (worker, "web1")
     for seconds, late in ((2.4, False), (9, True)):  # it began up to 1.5 s before its lease
         change(center.store, ids[0], f"action_time=lease_since-{round(seconds * 1000)}")
-        assert (toc.json("get", ids[0])["late"] is not None) is late
+        told = toc.json("get", ids[0])["late"]
+        assert (told is not None) is late
+    assert (
+        told["sentence"]
+        == "It started 9.0 s late because of something that cannot be told before its try ends."
+    )
+    assert (told["cause"], told["remedy"]) == ("unknown", "look again when its try has ended")
     center.store.leases.take({ids[1]: 30}, waiting={ids[1]})
     assert toc.json("get", ids[1])["since"] is None, "it has not started"
     assert [one["job_id"] for one in toc.json("running") if one["since"] is None] == [str(ids[1])]

@@ -16,14 +16,14 @@ import typer
 from toc.cli.main import main
 from toc.cli.operations import made
 from toc.cli.output import show, show_one
-from toc.cli.values import biz_id, number, past, who, whole_seconds
+from toc.cli.values import biz_id, headers, number, past, who, whole_seconds
 from toc.config import Settings, config_file, misspelt
 from toc.coordination.assignment import Member
 from toc.gateway.calls import call_of
 from toc.model.access import Action as Right
 from toc.model.clock import parse_duration, to_ms
 from toc.model.documents import parse_instant
-from toc.model.errors import ConfigError, InvalidDelay, InvalidInput
+from toc.model.errors import ConfigError, InvalidDelay, InvalidInput, InvalidTarget
 from toc.observe.log import redact, redact_event
 from toc.operate.operation import REQUIRED, Doing, Param, Record, Value, operation
 from toc.operate.operations import OPERATIONS
@@ -410,3 +410,14 @@ def test_every_name_is_of_one_subject_and_what_changes_is_named_once() -> None:
     assert {name.count(".") for name in names} == {1}
     routes = [one.route for one in OPERATIONS if one.route]
     assert sorted(set(routes)) == sorted(routes)
+
+
+def test_a_file_of_headers_that_is_json_is_told_what_it_should_be(tmp_path: Path) -> None:
+    file = tmp_path / "headers"
+    for text in ('{"Authorization": "Bearer hush"}', "hush"):
+        file.write_text(f"A: b\n{text}\n")
+        with pytest.raises(InvalidTarget) as refused:
+            headers(str(file))
+        assert str(refused.value) == "headers: line 2 is not 'Name: value'; write one header a line, no JSON"
+    file.write_text("A: b\r\nC-d:e:f\n")
+    assert headers(str(file)) == {"A": "b", "C-d": "e:f"}

@@ -132,8 +132,10 @@ CASES = {
 def test_the_sentence(starts: list[LateStart], sentence: str) -> None:
     found = known(explain(DUE, starts, [], at(50), at(60)))
     assert found.sentence() == sentence
-    shown = found.shown()
+    shown = found.shown("a.b")
     assert shown["cause"] == found.spans[0].cause
+    if found.spans[0].cause is Cause.PAUSED:
+        assert shown["remedy"] == "if still: toc topic resume a.b", "with the name, to be copied"
     assert sum(share["seconds"] for share in shown["shares"]) == pytest.approx(shown["seconds"])
 
 

@@ -130,8 +130,9 @@ def headers(source: str) -> dict[str, str]:
         if not line.strip():
             continue
         name, colon, value = line.removesuffix("\r").partition(":")
-        if not colon:
-            raise errors.InvalidTarget(f"headers: line {count} is not 'Name: value'")
+        if not colon or name.lstrip().startswith("{"):
+            what = "is not 'Name: value'; write one header a line, no JSON"
+            raise errors.InvalidTarget(f"headers: line {count} {what}")
         if name in found:
             raise errors.InvalidTarget(f"headers: {shown(name)} is given twice")
         found[name] = value.strip(" ")

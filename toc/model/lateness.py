@@ -62,6 +62,10 @@ class About(NamedTuple):
     words: str
     remedy: str
 
+    def of(self, topic: str) -> str:
+        """Return the remedy with the name of a topic."""
+        return self.remedy.replace("TOPIC", topic)
+
 
 CAUSES: dict[Cause, About] = {  # where several hold at once, the first of them counts
     Cause.STORED_LATE: About("it was stored after its time", "submit earlier; see which caller was slow"),
@@ -84,6 +88,7 @@ CAUSES: dict[Cause, About] = {  # where several hold at once, the first of them 
     Cause.MISFIT: About("it was given back, as its payload did not fit", "give new fields a default"),
     Cause.UNKNOWN: About("of something that nobody recorded", "toc doctor"),
 }
+_NOT_YET = About("of something that cannot be told before its try ends", "look again when its try has ended")
 
 
 class Span(NamedTuple):
@@ -282,12 +287,17 @@ class Why(NamedTuple):
     taken: int = 0
     read: int = 0
     """As in LateStart, of the start."""
+    runs: bool = False
+    """Whether a worker runs it: what that saw is not written yet."""
 
     @property
     def named(self) -> Sequence[Span]:
         """The cause, and a second one with a large share."""
         whole = max(self.started - self.due, 1)
         return [self.spans[0], *(one for one in self.spans[1:2] if _length(one) / whole >= NAMED_SHARE)]
+
+    def _about(self, span: Span) -> About:
+        return _NOT_YET if self.runs and span.cause is Cause.UNKNOWN else CAUSES[span.cause]
 
     def sentence(self) -> str:
         """Say it in a sentence."""
@@ -298,14 +308,14 @@ class Why(NamedTuple):
         named = self.named
         share = len(named) > 1
         causes = [
-            f"{f'{_seconds(_length(span))} ' if share else ''}because {CAUSES[span.cause].words}"
+            f"{f'{_seconds(_length(span))} ' if share else ''}because {self._about(span).words}"
             f"{f' ({span.evidence})' if span.evidence else ''}"
             for span in named
         ]
         return f"It {begins}{': ' if share else ' '}{', '.join(causes)}."
 
-    def shown(self) -> dict[str, Any]:
-        """Return it for display."""
+    def shown(self, topic: str) -> dict[str, Any]:
+        """Return it for display, of a task of this topic."""
         return {
             "seconds": seconds(self.started - self.due),
             "prepared": instant(self.taken) if self.taken else None,
@@ -313,7 +323,7 @@ class Why(NamedTuple):
             "started": None if self.waits else instant(self.started),
             "cause": self.spans[0].cause.value,
             "sentence": self.sentence(),
-            "remedy": CAUSES[self.spans[0].cause].remedy,
+            "remedy": self._about(self.spans[0]).of(topic),
             "shares": [span.shown() for span in self.spans],
         }
 

@@ -1,4 +1,4 @@
-"""Change many tasks: cancel, reschedule, redrive, purge those that are named, or all of a topic that match.
+"""Change many tasks: cancel, reschedule, redrive, purge those that are named, or all that match.
 
 All that match are the tasks of a bulk job, which works in the background. First a dry run tells how many
 match. Then the same call with that number and the name of the topic, typed once more, makes the job. At the
@@ -32,13 +32,6 @@ DEFAULT_RATE = 500
 MAX_RATE = 10_000
 PARTS_ON_PAGE = 20
 """How many parts of a job's tasks one page of them reads."""
-WHICH = (
-    Param("topic", Value.TOPIC, "The tasks' topic. With a biz_id by default all topics."),
-    BIZ_ID, TEXT,
-    Param("due_after", Value.PAST, "Due, or dead, from this time on."),
-    Param("due_before", Value.PAST, "Due, or dead, before this time."),
-    ERROR,
-)  # fmt: skip
 HOW = (
     Param("rate", Value.NUMBER, f"At most N tasks per second. Default {DEFAULT_RATE}.", DEFAULT_RATE, least=1,
           most=MAX_RATE),
@@ -90,27 +83,26 @@ def _makes(kind: BulkKind, about: str, *more: Param) -> Operation:
         return bulk_record(doing.center.store.bulk.get(job.name))
 
     make.__doc__, make.__name__ = about, str(kind)
-    dead = "dead " if kind.status == "dead" else ""
+    dead, came = ("dead ", "Died") if kind.status == "dead" else ("", "Due")
     return operation(
         f"bulk.{kind}", f"POST /v1/bulk:{kind}", kind.right, f"{kind.title()} all {dead}tasks that match",
-        *WHICH, *more, *HOW,
+        Param("topic", Value.TOPIC, "The tasks' topic. With a biz_id by default all topics."), BIZ_ID, TEXT,
+        Param("due_after", Value.PAST, f"{came} from this time on."),
+        Param("due_before", Value.PAST, f"{came} before this time."), ERROR, *more, *HOW,
         takes=f"Bulk{kind.name.title()}", place=Place.LONG, audited=False, check=check,
     )(make)  # fmt: skip
 
 
 cancel_all = _makes(
-    BulkKind.CANCEL, "Cancel all pending tasks of a topic that match. A handler that runs is not stopped."
+    BulkKind.CANCEL, "Cancel all pending tasks that match. A handler that runs is not stopped."
 )
 reschedule_all = _makes(
-    BulkKind.RESCHEDULE,
-    "Give all pending tasks of a topic that match another deadline, and all tries.",
-    *WHEN,
+    BulkKind.RESCHEDULE, "Give all pending tasks that match another deadline, and all tries.", *WHEN
 )
 redrive_all = _makes(
-    BulkKind.REDRIVE,
-    "Make all dead tasks of a topic that match pending again, due now. First repair the cause.",
+    BulkKind.REDRIVE, "Make all dead tasks that match pending again, due now. First repair the cause."
 )
-purge_all = _makes(BulkKind.PURGE, "Delete all dead tasks of a topic that match, for good.")
+purge_all = _makes(BulkKind.PURGE, "Delete all dead tasks that match, for good.")
 
 
 def _job_of(

@@ -87,7 +87,7 @@ def why(
         return None
     if not servers:
         found = found._replace(spans=list(map(lateness.without_servers, found.spans)))
-    return cast(LateShown, found.shown())
+    return cast(LateShown, found.shown("TOPIC" if topic is None else topic.name))
 
 
 def _so_far(
@@ -119,7 +119,9 @@ def _so_far(
     if started is None:
         with suppress(Unavailable, SchemaBehind):
             rest = _now(center, row, topic, living)
-    return Why(due, until, lateness.fill(due, until, spans, rest), started is None, row.attempts > 0)
+    runs = not (started is None or exact)  # a worker writes what it saw at the end, a hand-out at once
+    filled = lateness.fill(due, until, spans, rest)
+    return Why(due, until, filled, started is None, row.attempts > 0, runs=runs)
 
 
 def _now(center: TimeoutCenter, row: TaskRow, topic: Topic, living: Living) -> Span:
@@ -229,7 +231,9 @@ def late(
         "waiting": [one for one in waiting if cause in (None, one["cause"])],
         "more_waiting": more_waiting,
         "missing": missing,
-        "causes": [{**one.shown(), "remedy": CAUSES[one.cause].remedy} for one in lateness.by_cause(found)],
+        "causes": [
+            {**one.shown(), "remedy": CAUSES[one.cause].of(one.topic)} for one in lateness.by_cause(found)
+        ],
         "episodes": [one.shown() for one in found],
         "more": len(found) == limit,
     }

@@ -14,6 +14,7 @@ from harness.rows import change
 from toc import Settings, TimeoutCenter, Topic
 from toc.console.console import MAX_LIVE
 from toc.console.pages import PAGES
+from toc.console.pages.overview import by_topic
 from toc.model.access import Role
 from toc.model.lateness import Cause, Episode
 from toc.store.records.targets import new_key
@@ -252,7 +253,9 @@ def test_dead_tasks_are_grouped_by_their_errors(shared: Gateway) -> None:
     assert said == [("order # is # days old", 3, "order ", 0), ("# is # days old", 1, " days old", 3)]
     page = Browser(shared, "read").get("/dead?topic=test.grouped")
     assert "order # is # days old" in page.text
-    listed, _ = [one for one in page.links() if "error=" in one]
+    links = [one for one in page.links() if "error=" in one]
+    listed, _ = dict.fromkeys(links)
+    assert links.count(listed) == 2, "by the error and by the number"
     assert listed == "/console/dead?topic=test.grouped&error=order%20&newest=true"
     assert Browser(shared, "read").get(listed.removeprefix("/console")).text.count("4711 days old") == 3
 
@@ -296,6 +299,59 @@ def test_what_a_search_refuses_stands_at_its_field_with_the_rest_as_typed(
     assert said in told[1]
     kept = path.partition("=")[2]
     assert {value, kept} <= set(re.findall(r'value="([^"]*)"', page.html))
+
+
+def test_the_page_of_a_schedule_stays_when_its_search_is_refused_and_says_that_it_is_paused(
+    shared: Gateway,
+) -> None:
+    schedule = {"name": "held", "topic": "test.sync", "cron": "30 2 * * *"}
+    assert shared.call("POST", "/v1/schedules", schedule).status == 201
+    browser = Browser(shared)
+    assert "none of these runs" not in browser.get("/schedules/held").text
+    assert shared.call("POST", "/v1/schedules/held:pause", {}).status == 200
+    for query, status in (("", 200), ("?after=x", 422)):
+        page = browser.get(f"/schedules/held{query}")
+        assert (page.status, "Paused: none of these runs." in page.text) == (status, True)
+        assert {"Schedule held", "30 2 * * *", "Show"} <= set(page.text.split("\n"))
+        assert "/console/do/resume-schedule" in page.html
+
+
+def test_a_task_leads_to_all_of_its_biz_id(shared: Gateway) -> None:
+    browser = Browser(shared)
+    for biz_id, query in ((4711, "4711"), ("4711", "4711&text=true"), ("order 1", "order%201")):
+        made = shared.system.center.submit("test.sync", biz_id=biz_id, delay=3600)
+        page = browser.get(f"/tasks/{made}")
+        (link,) = [one for one in page.links() if one.startswith("/console/tasks?")]
+        assert link.removesuffix("&text=false") == f"/console/tasks?biz_id={query}"
+        assert f"Biz id\n{biz_id}\n" in page.text
+        assert f"/console/tasks/{made}" in browser.get(link.removeprefix("/console")).links()
+
+
+def test_the_life_of_a_cancelled_task_ends_there(shared: Gateway) -> None:
+    made = shared.submit(biz_id=1, delay=3600, expires_at="2035-01-01T00:00:00Z").body["job_id"]
+    browser = Browser(shared)
+
+    def steps() -> list[str]:
+        life = browser.get(f"/tasks/{made}").html.partition("Its life")[2]
+        return [one for one in re.findall(r"<bdi>([^<]+)</bdi>", life) if one.isalpha()]
+
+    assert steps() == ["stored", "due", "expires"]
+    assert shared.call("DELETE", f"/v1/tasks/{made}").status == 200
+    assert steps() == ["stored", "cancelled"]
+
+
+def test_what_could_not_be_read_of_a_topic_is_not_0() -> None:
+    read = {"slot": "a_0", "owner": "w", "scheduled": 2, "prepared": 0, "dead": 1, "overdue": None}
+    counts = dict.fromkeys(("scheduled", "prepared", "dead", "overdue"))
+    away = [{"slot": slot, "owner": "w", **counts} for slot in ("b_0", "a_1", "b_1")]
+    some, none = by_topic([read, *away])
+    assert (some["scheduled"], some["dead"], some["overdue"], some["unread"]) == (2, 1, 0, 1)
+    assert none == {"topic": "b", "slots": 2, "unowned": 0, "unread": 2, **counts}
+
+
+def test_who_looks_for_a_task_first_sees_the_search(shared: Gateway) -> None:
+    html = Browser(shared).get("/tasks").html
+    assert 0 < html.index('name="biz_id"') < html.index('name="job_id"')
 
 
 def test_late_tasks_are_listed_with_why(shared: Gateway) -> None:

@@ -184,6 +184,14 @@ def test_what_all_that_match_are_is_what_the_page_shows(shared: Gateway, act: Ac
     assert refused.status == 422, "what it does not know it does not leave out"
 
 
+@pytest.mark.parametrize(("name", "since"), [("cancel-all", "Due"), ("redrive-all", "Died")])
+def test_a_bulk_action_speaks_of_its_own_tasks(shared: Gateway, name: str, since: str) -> None:
+    page = Browser(shared, "operate").get(f"/do/{name}?biz_id=4711").text
+    assert f"{since} from this time on." in page
+    assert "Due, or dead" not in page
+    assert "of a topic that match" not in page, "without a topic it is about all of the biz_id"
+
+
 def test_no_host_is_chosen_for_whoever_drains_one(shared: Gateway) -> None:
     browser = Browser(shared, "operate")
     form = browser.get("/do/drain")
@@ -343,8 +351,9 @@ def test_minutes_beyond_what_workers_have_started_stand_out(
     reads = create_token(center, "reads", roles=[Role.READ], topics=["*"], by="test")
     now = center.clock.now_ms()
     first = now // MINUTE_MS + 5
-    counts = StoredCount("minutes", 0, Counted(first, {OTHERS: [0, 700, 750, 701, 900]}))
-    table = Answers({0: [counts]}, {})
+    counts = StoredCount("minutes", 44_000, Counted(first, {OTHERS: [0, 700, 750, 701, 900]}))
+    hours = StoredCount("hours", 632_000, Counted(now // 3_600_000, {}))
+    table = Answers({0: [counts, hours]}, {})
     monkeypatch.setattr(center.store.due_counts, "kept", lambda _tables: table)
     center.store.minutes.keep([MinuteRow(now // MINUTE_MS * MINUTE_MS, "h1.a", write(Minute({}, 700)))])
 
@@ -353,6 +362,8 @@ def test_minutes_beyond_what_workers_have_started_stand_out(
             _, html = await asyncio.to_thread(console.ask, "/console/")
             assert re.search(rb'data-limit="700" data-values="[^"]*0,700,750,701,900,0', html), html
             assert b">Counted as scheduled<" in html, "not all that is: within the horizon, or the first rows"
+            ages = re.findall(rb"<h2>Due in the next (\w+)</h2>\s*<p[^>]*>Counted up to ([^,]*) ago,", html)
+            assert ages == [(b"hour", b"44 s"), (b"week", b"10 min 32 s")], "each has an age of its own"
 
     asyncio.run(steps())
     found = show.perform(Doing(center, "ann", show.right), {})

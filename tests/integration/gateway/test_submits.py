@@ -305,9 +305,11 @@ def test_what_made_tasks_late_is_counted_as_far_as_a_token_sees_it(system: Syste
 
     assert (workers("its"), None in workers("all")) == ({None}, False), "a host is named to who sees it"
     ran, now = "1 of 2 ran test.secret, 4 s each", system.center.clock.now_ms()
-    system.center.store.episodes.write(
-        Episode(90, "late.now", Cause.THREADS, "w", now - 9000, now, now, 1, 9000, 4711, ran)
-    )
+    for number, cause, seen in ((90, Cause.THREADS, ran), (91, Cause.CONCURRENCY, "")):
+        system.center.store.episodes.write(
+            Episode(number, "late.now", cause, "w", now - 9000, now, now, 1, 9000, 4711, seen)
+        )
+    assert causes("?cause=concurrency")[0]["remedy"] == "toc topic alter late.now --concurrency N"
     assert ran in str(gateway.call("GET", "/v1/late").body)
     assert ran not in str(gateway.call("GET", "/v1/late", token="its").body), "another topic's name"
 

@@ -41,8 +41,10 @@ async def due(view: View, topic: str = "") -> list[Block]:
     if part.value is None:
         return part.notes
     counts, total = part.value, part.value["total"]
-    ages = [one["oldest"] for one in counts["ages"].values() if one["oldest"] is not None]
-    about = f"Counted up to {span(max(ages))} ago, without what has come or gone since." if ages else ""
+    about, weeks = (
+        f"Counted up to {span(age)} ago, without what has come or gone since." if age is not None else ""
+        for age in (counts["ages"][name]["oldest"] for name in ("minutes", "hours"))
+    )
     if counts["capacity"] is not None:
         about += f" All workers have started at most {shown.number(counts['capacity']).text} a minute."
     beyond = min((one["due"] for one in counts["beyond"]), default=0)
@@ -53,7 +55,7 @@ async def due(view: View, topic: str = "") -> list[Block]:
         *part.notes,
         *_missing(counts["missing"]),
         Picture("Due in the next hour", about, hour, 60, total["minutes"], "tasks a minute", most),
-        Picture("Due in the next week", "", week, 3600, total["hours"], "tasks an hour"),
+        Picture("Due in the next week", weeks, week, 3600, total["hours"], "tasks an hour"),
         Note(text="What would pile up during a pause?", href=pile),
     ]
     if not topic:

@@ -13,6 +13,8 @@ from toc.model.access import Action
 HEALTH_SECONDS = 30.0
 """A younger examination is good enough: it asks every server several times."""
 COUNTS = ("scheduled", "prepared", "dead")
+NONE: dict[str, Any] = dict.fromkeys((*COUNTS, "overdue"))
+"""What is known before any slot is read."""
 HELD = columns(
     "topic, paused, scheduled: Counted as scheduled, prepared: Taken, dead, overdue, "
     "unowned: Slots without owner, unread: Slots not read",
@@ -50,17 +52,15 @@ def summed(slots: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any
     not be read are missing, and ``unread`` says so."""
     found: dict[str, dict[str, Any]] = {}
     for of, one in slots:
-        held = found.setdefault(
-            of, {"topic": of, **dict.fromkeys(("slots", "unowned", "unread", *COUNTS), 0)}
-        )
+        held = found.setdefault(of, {"topic": of, **NONE, "slots": 0, "unowned": 0, "unread": 0})
         held["slots"] += 1
         held["unowned"] += one["owner"] is None
         if one["scheduled"] is None:
             held["unread"] += 1
             continue
         for name in COUNTS:
-            held[name] += one[name]
-        held["overdue"] = max(held.get("overdue", 0), one["overdue"] or 0)
+            held[name] = (held[name] or 0) + one[name]
+        held["overdue"] = max(held["overdue"] or 0, one["overdue"] or 0)
     return list(found.values())
 
 

@@ -5,8 +5,11 @@ from collections import Counter
 
 from toc.console.pages.tasks import SOME, carried, now_running
 from toc.console.shown import Block, Content, Facts, Form, Table, columns
-from toc.console.view import CLUSTER_SECONDS, View, fields_of, page
+from toc.console.view import CLUSTER_SECONDS, View, fields_of, marked, page
+from toc.gateway.app import CONSOLE, problem_for
+from toc.gateway.problems import Problem
 from toc.model.access import Action
+from toc.model.errors import TocError
 
 WORKERS = columns(
     "worker, host, drained, owned: Slots, runs: Runs, assigned, tables, weight, leader: Leads, "
@@ -80,21 +83,28 @@ async def schedules(view: View) -> Content:
     return await view.listed("Schedules", call, "schedules", SCHEDULES, view.query, cursor="after")
 
 
-@page("schedules/{name}", Action.READ_SCHEDULES, search="GET /v1/schedules/{name}:preview")
+@page("schedules/{name}", Action.READ_SCHEDULES)
 async def schedule(view: View) -> Content:
     """One schedule and its next times."""
     name = view.path["name"]
     one = await view.ask("GET /v1/schedules/{name}", name=name)
     call = "GET /v1/schedules/{name}:preview"
-    fires = (await view.ask(call, view.query, name=name))["fires"]
+    fields, status = fields_of(call, view.query), 200
+    try:
+        fires = (await view.ask(call, view.query, name=name))["fires"]
+        found: list[Block] = [Table(columns=FIRES, records=fires)]
+    except (Problem, TocError) as exc:  # what was typed says nothing against the rest of the page
+        problem = problem_for(exc, CONSOLE)
+        (fields, found), status = marked(fields, problem), problem.kind.status
     about = "Also over the days when the clock of its zone changes: its offset is shown."
+    about = f"Paused: none of these runs. {about}" if one["paused"] else about
     blocks = [
         Facts(columns=SCHEDULE, record={**one, "dst": SKIPPED[one["dst"]]}),
         *carried(one, view),
-        Form("Its next times", about, fields_of(call, view.query), submit="Show"),
-        Table(columns=FIRES, records=fires),
+        Form("Its next times", about, fields, submit="Show"),
+        *found,
     ]
-    return Content(f"Schedule {one['name']}", blocks, view.now_ms)
+    return Content(f"Schedule {one['name']}", blocks, view.now_ms, status)
 
 
 @page("targets", Action.READ_TARGETS, menu="Targets")

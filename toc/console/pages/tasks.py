@@ -21,7 +21,8 @@ COLUMNS = columns(
 TASK = columns(
     "topic, biz_id, status, action_time: Due, next_time: Next try, ended, failed_tries, "
     "tries: Tries of its own, crashes, version, dedup_key, expires_at: Expires, expired, "
-    "body_length: Bytes of its body, created: Stored, modified: Changed"
+    "body_length: Bytes of its body, created: Stored, modified: Changed",
+    biz_id="/console/tasks?biz_id={biz_id}&text={text}",
 )
 LIFE = columns("at: When, what, status: HTTP status, seconds: Took, error: Error or answer")
 SHARES = columns("cause, seconds: For, since, evidence")
@@ -53,7 +54,7 @@ async def tasks(view: View) -> Content | Redirect:
     records = await view.ask("GET /v1/tasks", {"limit": ON_PAGE, **query})
     form, table = found("", "GET /v1/tasks", records, view)
     by_id = Form(fields=[Field("job_id", "job_id", value=job_id, required=True)], submit="Open")
-    blocks = [by_id, form, table]
+    blocks = [form, by_id, table]
     biz_id = query.get("biz_id", "")
     if not records["tasks"] and biz_id.isdecimal() and query.get("text") != "true":
         said = f"{shown.harmless(biz_id)} was looked for as a number. Look for it as a text."
@@ -89,7 +90,9 @@ async def task(view: View) -> Content:
     if late := one.get("late"):
         blocks.append(Note(text=late["sentence"], level="warn"))
         blocks.append(Table("Why it was late", late["remedy"], SHARES, late["shares"]))
-    blocks.append(Facts(columns=TASK, record={**one, "biz_id": (one["biz_id"], of_biz_id(one["biz_id"]))}))
+    biz_id = one["biz_id"]
+    text = isinstance(biz_id, str) and biz_id.isdecimal() and int(biz_id) <= MAX_EXACT
+    blocks.append(Facts(columns=TASK, record={**one, "text": str(text).lower()}))
     blocks.append(Table("Its life", columns=LIFE, records=life(one, tries)))
     blocks += carried(one, view)
     if one["last_error"]:
@@ -98,12 +101,6 @@ async def task(view: View) -> Content:
         if each.get("stack"):
             blocks.append(Lines(f"Where try {each['attempt']} failed", text=each["stack"]))
     return Content(f"Task {job_id}", blocks, view.now_ms)
-
-
-def of_biz_id(biz_id: int | str) -> str:
-    """Return where all tasks of a biz_id are."""
-    text = isinstance(biz_id, str) and biz_id.isdecimal() and int(biz_id) <= MAX_EXACT
-    return shown.following("/console/tasks", {}, biz_id=biz_id, text="true" if text else None)
 
 
 @page("tasks/{job_id}/body", Action.GET_BODY)
@@ -126,16 +123,18 @@ def carried(one: Mapping[str, Any], view: View) -> list[Block]:
 
 def life(one: Mapping[str, Any], tries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return what has happened to a task and what will, in the order of time."""
+    awaited = [{"at": one["action_time"], "what": "due"}, {"at": one["expires_at"], "what": "expires"}]
+    if one["next_time"] != one["action_time"]:
+        awaited.append({"at": one["next_time"], "what": "next try"})
+    ended = one["ended"]
     steps = [
         {"at": one["created"], "what": "stored"},
-        {"at": one["action_time"], "what": "due"},
+        *(each for each in awaited if not (ended and each["at"] and each["at"] > ended)),
         *({**each, "what": _outcome(each)} for each in tries),
     ]
     if late := one.get("late"):
         steps += [{"at": late[one.replace(" ", "_")], "what": one} for one in STAGES]
-    if one["next_time"] not in (None, one["action_time"]):
-        steps.append({"at": one["next_time"], "what": "next try"})
-    steps += [{"at": one["expires_at"], "what": "expires"}, {"at": one["ended"], "what": one["status"]}]
+    steps.append({"at": ended, "what": one["status"]})
     return sorted((each for each in steps if each["at"]), key=lambda each: each["at"])
 
 
@@ -148,10 +147,11 @@ def _outcome(each: Mapping[str, Any]) -> str:
 # --- dead ones: why, in groups, and which
 
 GROUPS_SECONDS = 15.0
+OF_GROUP = "/console/dead?topic={topic}&error={contains}&newest=true"
 GROUPS = columns(
-    "error, topic, tasks, others: Others that its link finds, first, last, job_id: One of them",
-    tasks="/console/dead?topic={topic}&error={contains}&newest=true",
-)
+    "error, topic, tasks, others: Other errors its search also finds, first, last, job_id: One of them",
+    error=OF_GROUP, tasks=OF_GROUP,
+)  # fmt: skip
 
 
 @page("dead", Action.READ_DEAD, menu="Dead", search="GET /v1/dead")
