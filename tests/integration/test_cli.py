@@ -503,6 +503,7 @@ def test_sync_brings_topics_to_what_code_declares_and_names_what_is_refused(
         words = ["topic", "sync", "--app", "app_of_sync:center", *(["--dry-run"] if dry_run else [])]
         assert toc(*words).code == 1
         refused = toc.err
+        assert ("nothing was changed" if dry_run else "this was done") in refused
         for error in ("sync.small: InvalidTopic: ", "sync.pulled: TopicInUse: ", "sync.taken: TopicExists: "):
             assert error in refused
         if dry_run:
@@ -531,7 +532,7 @@ def test_sync_brings_topics_to_what_code_declares_and_names_what_is_refused(
     with structlog.testing.capture_logs() as logs:
         check_drift(center)
     assert {(one["topic"], one["do"]) for one in logs} == {
-        (topic, "toc topic sync") for topic in ("sync.small", "sync.none")
+        (topic, "toc topic sync --app module:center") for topic in ("sync.small", "sync.none")
     }
     center.settings = center.settings.model_copy(update={"topic_drift": "refuse"})
     with pytest.raises(

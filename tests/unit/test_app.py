@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from toc import Retry, Settings
-from toc.model.errors import ConfigError, InvalidDelay
+from toc import Retry, Settings, TimeoutCenter
+from toc.model.errors import AppNotFound, ConfigError, InvalidDelay
+from toc.worker.app import load_app
 from toc.worker.daemon.supervisor import run_daemon
 
 ELSEWHERE = """
@@ -25,6 +26,19 @@ def test_an_application_working_elsewhere_is_refused(tmp_path: Path, monkeypatch
     with pytest.raises(ConfigError, match="differ in redis_url") as refused:
         run_daemon("app_elsewhere:center", settings, None)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("path", ["orders/coupons.py:center", "./orders/coupons.py:center", "orders.coupons"])
+def test_of_a_file_it_is_said_how_its_module_is_written(path: str) -> None:
+    with pytest.raises(AppNotFound, match=r"write it as orders\.coupons:center$"):
+        load_app(path)
+
+
+def test_a_duration_that_is_none_is_told_with_its_policy() -> None:
+    with pytest.raises(
+        InvalidDelay, match=r"^max_runtime: '1 minute' is not .* one unit: ms, s, m, h, d or w"
+    ):
+        TimeoutCenter().topic("a.b", max_runtime="1 minute")
 
 
 UNUSED = (

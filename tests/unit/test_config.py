@@ -241,7 +241,7 @@ def test_durations_are_seconds_or_have_a_unit(text: str, seconds: float) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "soon", "nan", "inf", "-inf", "-5", "-5m", "1e400", "5x", "1.2.3s", "m"]
+    "text", ["", "soon", "nan", "inf", "-inf", "-5", "-5m", "1e400", "5x", "1.2.3s", "m", "1M", "1 minute"]
 )
 def test_other_durations_are_refused(text: str) -> None:
     with pytest.raises(InvalidDelay):

@@ -23,7 +23,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from harness.patience import until
 from harness.rows import known
-from pydantic import BaseModel, ConfigDict, SecretStr, field_serializer
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, SecretStr, field_serializer
 from structlog.testing import capture_logs
 from typing_extensions import TypedDict
 
@@ -147,8 +147,8 @@ def test_a_changed_attribute_is_checked_as_any_other(center: TimeoutCenter) -> N
 
 @pytest.mark.parametrize(("payload", "why"), [
     (Remind("no"), "member: "),  # type: ignore[arg-type]
-    ({"member": 1}, "it is a dict, no Remind"),
-    (None, "it is a NoneType"),
+    ({"member": 1}, r"it is a dict, not a Remind: write Remind\(\*\*\.\.\.\)$"),
+    (None, "it is a NoneType, not a Remind$"),
     (5, "it is a int"),
     (CLOSE, "it is a CloseOrder"),
 ])  # fmt: skip
@@ -330,6 +330,57 @@ def test_a_payload_of_another_version_is_given_back_and_then_dead(toc: Toc, cent
     row = known(toc.center.store.get(job_id))
     assert row.last_error is not None
     assert "for an hour" in row.last_error
+
+
+class Line(BaseModel):
+    amount: int = Field(validation_alias=AliasChoices("amount", "count"))
+
+
+class Coupon(BaseModel):
+    percent_off: int
+    lines: list[Line] = []
+
+
+class Voucher(TypedDict):
+    percent_off: int
+
+
+@dataclass
+class Ticket:
+    percent_off: int
+
+
+@pytest.mark.parametrize("kind", [Coupon, Voucher, Ticket])
+def test_of_a_field_that_may_have_been_renamed_it_is_said_that_it_needs_both_names(
+    toc: Toc, center: TimeoutCenter, kind: type
+) -> None:
+    """With a default alone, as for a new field, the handler would get that and lose what was sent."""
+
+    def redeem(coupon: Any) -> None: ...
+
+    redeem.__annotations__["coupon"] = kind
+    center.handler("p.renamed")(redeem)
+    toc.center.submit("p.renamed", biz_id=1, delay=1, attribute={"percent": 15})
+    why = f"the payload has percent, which {kind.__name__} does not read: if it was renamed, give the field"
+    with pytest.raises(Misfit, match=rf"Field required; {why} both names; given back .* may read it$"):
+        toc.advance("1s")
+
+
+def test_what_a_payload_has_besides_is_told_only_beside_a_missing_field(center: TimeoutCenter) -> None:
+    @center.handler("p.beside")
+    def redeem(coupon: Coupon) -> None: ...
+
+    def told(**attribute: Any) -> str:
+        with pytest.raises(InvalidPayload) as refused:
+            center.submit("p.beside", biz_id=1, delay=1, attribute=attribute)
+        return str(refused.value)
+
+    assert "more" not in told(percent_off="no", more=1)
+    assert "lines.0.amount: Field required; the payload has lines.0.number, which" in told(
+        percent_off=1, more=1, lines=[{"number": 1}, {"count": 2}]
+    )
+    assert "the payload has a, b, c, which" in told(a=1, b=2, c=3, d=4)
+    assert len(told(**{"x" * 1000: 1})) < 400
 
 
 def test_what_is_late_already_is_given_back_for_an_hour_and_again_after_a_redrive(
@@ -520,6 +571,7 @@ def test_a_dead_that_is_returned_as_a_class_counts(
 def no_type(thing: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
 def a_number(order: int) -> None: ...
 def one_of_many(order: CloseOrder) -> None: ...
+def untyped(coupon, task): ...  # type: ignore[no-untyped-def]
 def three(order: CloseOrder, task: Task, more: int) -> None: ...
 def unfinished(order: Unfinished) -> None: ...
 def unusable(order: list[CloseOrder]) -> None: ...
@@ -540,6 +592,7 @@ def second_is_other(orders: list[CloseOrder], more: list[int]) -> None: ...
     (second_is_other, 5, r"its second parameter must be list\[Task\], not list\[int\]"),
     (a_dict, None, r"its first parameter is a dict\[str, int\]"),
     (three, None, r"after its payload, but is three\(order: .*more: "),
+    (untyped, None, r"annotate its payload, \(coupon: TYPE, task: Task\)$"),
     (unfinished, None, "its payload Unfinished cannot be used"),
     (unusable, None, "lists need batch=N"),
 ])  # fmt: skip

@@ -207,4 +207,4 @@ def _sync_topics(app: str) -> None:
         elif step.action != "none":
             say(f"{step.action.removesuffix('e')}ed topic {step.topic}: {step.changes_text()}")
     with load_app(app) as center:
-        check_topics(center)
+        check_topics(center, app)

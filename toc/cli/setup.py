@@ -168,6 +168,7 @@ def sync(
     lines = [{"topic": step.topic, "action": step.action, "changes": step.changes_text()} for step in steps]
     records = [step.record() for step in steps] if as_json else lines
     show(records, as_json=as_json, empty="the app declares and handles no topic")
+    say("this is the plan: nothing was changed" if dry_run else "this was done, but for what was refused")
     refused = [step for step in steps if step.refused]
     for step in refused:
         say(f"{step.topic}: {step.refused}")

@@ -102,8 +102,8 @@ class TopicCatalog:
 
     def unknown(self, name: str) -> UnknownTopic:
         """Return the error for a name that is none."""
-        create = f"`toc topic create {name} --biz-type N --slots N` any other"
-        return unknown_topic(name, self.known(), f"`toc topic sync` creates those of your code, {create}")
+        do = f"creates those of your code, `toc topic create {name} --biz-type N --slots N` any other"
+        return unknown_topic(name, self.known(), f"`toc topic sync --app module:center` {do}")
 
     def fresh(self, name: str) -> Topic | None:
         """Return topic ``name`` if it was there a moment ago. Never reads the table."""

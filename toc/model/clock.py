@@ -77,7 +77,8 @@ def from_ms(milliseconds: int) -> datetime:
 
 Duration = timedelta | float | str
 """A timedelta, seconds, or a text such as ``"30m"`` or ``"7d"``."""
-_DURATION = re.compile(r"([+-]?[0-9.]+(?:e[+-]?[0-9]+)?)\s*(ms|s|m|h|d|w)?", re.IGNORECASE)
+_DURATION = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)\s*(ms|[smhdwSHDW])?")  # M might be a month
+_WRITE = "write seconds, or one number and one unit: ms, s, m, h, d or w"
 _UNITS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 
 
@@ -89,7 +90,7 @@ def parse_duration(text: str) -> float:
     except ValueError:  # such as 1.2.3
         seconds = nan
     if isnan(seconds):
-        raise InvalidDelay(f"{shown(text)} is not a duration; write seconds, or 500ms, 30m, 12h, 7d")
+        raise InvalidDelay(f"{shown(text)} is not a duration; {_WRITE}")
     if not isfinite(seconds) or seconds < 0:
         raise InvalidDelay(f"{shown(text)} is not a duration: it must be finite and not negative")
     return seconds
@@ -106,6 +107,14 @@ def seconds_of(duration: Duration) -> float:
     if duration < 0:
         raise InvalidDelay(f"{shown(duration)} is not a duration: it must not be negative")
     return duration
+
+
+def named_seconds(name: str, duration: Duration) -> float:
+    """Return the seconds of the option ``name``. Raises InvalidDelay, which names it."""
+    try:
+        return seconds_of(duration)
+    except (InvalidDelay, OverflowError) as exc:
+        raise InvalidDelay(f"{name}: {exc}", name) from exc
 
 
 def span(value: float) -> str:

@@ -52,10 +52,11 @@ class Handler:
         try:
             inspect.signature(call).bind(*[None] * arguments)
         except TypeError as exc:
-            takes = "a list of tasks" if batch else "a task"
+            takes, names = "a list of tasks" if batch else "a task", list(inspect.signature(call).parameters)
+            do = f": annotate its payload, ({names[0]}: TYPE, task: Task)" if len(names) == 2 else ""
             raise InvalidHandler(
                 f"the handler of {topic!r} must take {takes} as its only argument, or after its payload, but "
-                f"is {getattr(call, '__name__', '')}{inspect.signature(call)}"
+                f"is {getattr(call, '__name__', '')}{inspect.signature(call)}{do}"
             ) from exc
         except ValueError:
             pass  # built-ins may have no signature

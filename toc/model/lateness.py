@@ -85,7 +85,7 @@ CAUSES: dict[Cause, About] = {  # where several hold at once, the first of them 
     Cause.TTR: About("a consumer had it and did not answer", "a shorter ttr, or look at that consumer"),
     Cause.TARGET: About("its target could not take it", "toc target show NAME; toc target resume NAME"),
     Cause.BACKOFF: About("earlier tries had failed", "toc get JOB_ID shows their errors"),
-    Cause.MISFIT: About("it was given back, as its payload did not fit", "give new fields a default"),
+    Cause.MISFIT: About("it was given back, as its payload did not fit", "toc get JOB_ID names the field"),
     Cause.UNKNOWN: About("of something that nobody recorded", "toc doctor"),
 }
 _NOT_YET = About("of something that cannot be told before its try ends", "look again when its try has ended")

@@ -20,7 +20,7 @@ from typing_extensions import is_typeddict
 
 from toc.model.clock import from_ms
 from toc.model.documents import parse_object
-from toc.model.errors import InvalidHandler, InvalidPayload
+from toc.model.errors import SHOWN_CHARS, InvalidHandler, InvalidPayload
 from toc.model.raised import Misfit
 from toc.model.task import MAX_ATTRIBUTE_CHARS, SCHEDULED_FOR, Dead, NewTask, Task, encode_attribute
 
@@ -36,8 +36,11 @@ MOST_TASKS = 100_000
 GIVEN_BACK = "given back for an hour"
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), sort_keys=True)
 _LISTS = (list, tuple, deque)
+_SPARE = ("extra_forbidden", "unexpected_keyword_argument")
 SHOWN = 3
 """How many of the fields that do not fit are told."""
+RENAMED = "if it was renamed, give the field both names"
+"""What helps against a payload that has a key too many where one is missing."""
 
 
 def is_payload(kind: object) -> bool:
@@ -68,9 +71,9 @@ class Payload(Generic[T]):
         """Return the arguments of a submit that carry a payload. Raises InvalidPayload unless the
         handler could read it."""
         if not isinstance(payload, self._made_of):
-            raise InvalidPayload(
-                f"the payload does not fit {self._name}: it is a {type(payload).__name__}, no {self._name}"
-            )
+            what = f"it is a {type(payload).__name__}, not a {self._name}"
+            what += f": write {self._name}(**...)" * isinstance(payload, dict)
+            raise InvalidPayload(f"the payload does not fit {self._name}: {what}")
         try:
             text = self._adapter.dump_json(payload, by_alias=True, round_trip=True, warnings="error")
             values = self._require_same(payload, self._adapter.validate_json(text))
@@ -97,30 +100,42 @@ class Payload(Generic[T]):
         return values
 
     def read(self, task: Task | NewTask) -> T:
-        """Return the payload of a task. Raises InvalidPayload, which quotes nothing of it."""
+        """Return the payload of a task. Raises InvalidPayload, which quotes no value of it."""
         body_type = (not task.attribute and task.content_type) or ""
+        text: str | bytes = b""
         try:
             if body_type.startswith(JSON):
-                return self._adapter.validate_json(task.body or b"")
+                return self._adapter.validate_json(text := task.body or b"")
             try:
-                return self._adapter.validate_json(encode_attribute(task.attribute))
+                return self._adapter.validate_json(text := encode_attribute(task.attribute))
             except ValueError:
                 own = {name: value for name, value in (task.attribute or {}).items() if name != SCHEDULED_FOR}
-                if own == (task.attribute or {}):
-                    raise
-                return self._adapter.validate_json(encode_attribute(own))
+                return self._adapter.validate_json(text := encode_attribute(own))
         except (ValueError, TypeError, RecursionError) as exc:
-            why = _misfit(exc)
+            why = _misfit(exc) + self._unread(text)
             if body_type and not body_type.startswith(JSON):
                 why = f"its body is {body_type}, not {JSON}; an attribute is simpler"
             raise InvalidPayload(f"the payload does not fit {self._name}: {why}") from exc
+
+    def _unread(self, text: str | bytes) -> str:
+        """Say which keys beside a missing field no field reads: a default would hide that it was renamed."""
+        try:
+            self._adapter.validate_json(text, extra="forbid")
+        except (ValueError, TypeError, RecursionError) as exc:  # a TypeError if pydantic is older than 2.12
+            found = [(one["loc"], one["type"]) for one in getattr(exc, "errors", list)()]
+            beside = {loc[:-1] for loc, kind in found if kind == "missing"}
+            spare = [".".join(map(str, loc)) for loc, kind in found if kind in _SPARE and loc[:-1] in beside]
+            keys = ", ".join(spare[:SHOWN])[:SHOWN_CHARS]
+            return keys and f"; the payload has {keys}, which {self._name} does not read: {RENAMED}"
+        return ""
 
     def read_in_time(self, task: Task, now_ms: int) -> T:
         """Return the payload for a try. Raises what ``Patience.end`` says."""
         try:
             return self.read(task)
         except InvalidPayload as exc:
-            raise self._patience.end(task, now_ms, exc, _fields(exc), ": give new fields a default") from exc
+            do = "" if RENAMED in str(exc) else ": give new fields a default"
+            raise self._patience.end(task, now_ms, exc, _fields(exc), do) from exc
 
 
 class Patience:

@@ -19,6 +19,7 @@ from toc.model.task import MAX_RETRY_SECONDS, Dead, Retry
 MAX_ERROR_CHARS = 1000
 STACK_CHARS = 600
 """So the history of a row has room for four tries at least."""
+OVERRAN = "the handler ran longer than max_runtime ({} s)"
 _OURS = f"{Path(__file__).parents[1]}/"
 LIBRARIES = (f"{Path(os.__file__).parent}/", _OURS, "<frozen ", "<string>")
 """Where Python's and toc's own modules are, and what a dataclass makes."""
@@ -162,7 +163,7 @@ def lines(frames: Iterable[tuple[FrameType, int]]) -> str:
 
 def overran(max_runtime: float, runs: str) -> Raised:
     """Return the failure of a handler that exceeded ``max_runtime`` seconds, and what it ``runs``."""
-    error = raised(TimeoutError(f"the handler ran longer than max_runtime ({max_runtime} s)"))
+    error = raised(TimeoutError(OVERRAN.format(max_runtime)))
     return error._replace(stack=runs)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from typing_extensions import TypedDict
 
-from toc.model.clock import Duration, seconds_of
+from toc.model.clock import Duration, named_seconds
 from toc.model.errors import InvalidInput, InvalidTopic, UnknownTopic, shown
 from toc.model.sharding import MAX_BIZ_ID, MAX_TABLES, is_whole
 
@@ -374,12 +374,12 @@ class Declaration:
 
     @classmethod
     def of(cls, name: str, policies: Mapping[str, Any]) -> Declaration:
-        """Check a declaration. Raises InvalidTopic."""
+        """Check a declaration. Raises InvalidTopic, InvalidDelay."""
         check_topic_name(name)
         check_native(name)
         if unknown := sorted(policies.keys() - FIELDS.keys()):
             raise InvalidTopic(f"topic {name!r}: {unknown[0]!r} is none of {', '.join(FIELDS)}", unknown[0])
-        given = {FIELDS[one]: value if one in _PLAIN else _seconds(value) for one, value in policies.items()}
+        given = {FIELDS[one]: it if one in _PLAIN else _whole(one, it) for one, it in policies.items()}
         found = cls(name, given)
         found.topic(0)
         return found
@@ -417,6 +417,6 @@ def drift(declared: Iterable[Declaration], known: Mapping[str, Topic]) -> dict[s
     return found
 
 
-def _seconds(value: Duration) -> float:
-    seconds = seconds_of(value)
+def _whole(name: str, value: Duration) -> float:
+    seconds = named_seconds(name, value)
     return int(seconds) if seconds == int(seconds) else seconds

@@ -33,7 +33,7 @@ GONE_SECONDS = 86_400
 
 WORST_FIRST = (Level.REFUSE, Level.WARN, Level.NOTE, Level.OK)
 _NOBODY = {
-    Delivery.HANDLER: ("no worker handles it", "deploy an app that has a handler for it"),
+    Delivery.HANDLER: ("no worker handles it", "deploy its handler: does the module of --app import it?"),
     Delivery.PULL: ("no gateway is there", "start `toc gateway`"),
     Delivery.WEBHOOK: ("no worker sends webhooks", "start `toc worker --webhooks`"),
 }

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any
 
 from toc.model import errors
-from toc.model.clock import MILLISECOND, Clock, from_ms, seconds_of, to_ms
+from toc.model.clock import MILLISECOND, Clock, from_ms, named_seconds, to_ms
 from toc.model.sharding import BizId, JobIds, check_key, crc32, is_whole, valid_job_id
 from toc.model.target import ATTRIBUTE, NOTHING_ALLOWED, Allow, check_not_reserved, named_route
 from toc.model.task import (
@@ -205,10 +205,7 @@ def instant_ms(instant: object, name: str) -> int:
 
 def _delay_ms(delay: Any, name: str = "delay") -> int:
     """Return a duration in milliseconds, rounded up. Raises InvalidDelay."""
-    try:
-        seconds = seconds_of(delay)
-    except (errors.InvalidDelay, OverflowError) as exc:
-        raise errors.InvalidDelay(f"{name}: {exc}", name) from exc
+    seconds = named_seconds(name, delay)
     if seconds > MAX_DELAY_SECONDS:
         raise errors.InvalidDelay(f"{name} {seconds:g} s is not allowed", name)
     return -(-delay // MILLISECOND) if isinstance(delay, timedelta) else ceil(seconds * 1000)

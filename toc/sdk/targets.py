@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from toc.model.clock import Duration, seconds_of
+from toc.model.clock import Duration, named_seconds
 from toc.model.errors import InvalidInput, InvalidTarget, NotInstalled, UnknownTarget, shown
 from toc.model.target import (
     MAX_PREVIOUS_SECONDS,
@@ -103,7 +103,7 @@ class Targets:
 
         Raises UnknownTarget, InvalidDelay, and InvalidTarget for a ``keep`` of more than 30 days.
         """
-        seconds = seconds_of(keep)
+        seconds = named_seconds("keep", keep)
         if not seconds <= MAX_PREVIOUS_SECONDS:
             raise InvalidTarget(f"keep must be 0 to {MAX_PREVIOUS_SECONDS:g} seconds, not {shown(keep)}")
         secret = new_secret()

@@ -31,6 +31,7 @@ URL = "sqlite:////toc.testing"
 """Names the database in memory, which nothing opens by it."""
 TOLERANCE = timedelta(seconds=1)
 """How far a due time may be off that is given as a time: columns of whole seconds cut the rest."""
+__tracebackhide__ = True  # what fails is a line of the test, which pytest then shows
 MAX_SHOWN = 5
 """Most tasks that a failure shows."""
 

@@ -16,6 +16,8 @@ log = get_logger(__name__)
 
 NO_HANDLERS = "toc.worker.no_handlers:center"
 """The application without handlers: its workers only sweep, purge and reclaim."""
+ANY_APP = "module:center"
+"""How an application is named whose name is not known here."""
 
 
 def load_app(path: str) -> TimeoutCenter:
@@ -25,8 +27,11 @@ def load_app(path: str) -> TimeoutCenter:
     Raises AppNotFound.
     """
     module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise AppNotFound(f"--app {path!r} must look like package.module:center")
+    if not module_name or not attribute or "/" in module_name or module_name.endswith(".py"):
+        like = module_name.removesuffix(".py").replace("/", ".").strip(".") or "package.module"
+        raise AppNotFound(
+            f"--app {path!r} must look like a module: write it as {like}:{attribute or 'center'}"
+        )
     if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - sys.path holds str
         sys.path.insert(0, here)
     try:
@@ -78,36 +83,36 @@ def tell(center: TimeoutCenter, *, limited: bool = True) -> None:
     center.on_dead(tell_death)
 
 
-def check_topics(center: TimeoutCenter) -> None:
+def check_topics(center: TimeoutCenter, app: str = ANY_APP) -> None:
     """Require that the topic of every handler exists. Raises AppNotFound, UnknownTopic, Unavailable."""
     if not center.handlers:
         raise AppNotFound("the app registers no handler; decorate one with @center.handler('topic')")
     if missing := sorted(set(center.handlers) - set(center.catalog.refresh())):
         raise UnknownTopic(
-            f"the app handles {', '.join(missing)}, which the topic table does not have; `toc topic sync` "
-            "creates them, or `toc topic create NAME --biz-type N --slots N` each"
+            f"the app handles {', '.join(missing)}, which the topic table does not have; `toc topic sync "
+            f"--app {app}` creates them, or `toc topic create NAME --biz-type N --slots N` each"
         )
 
 
-def check_drift(center: TimeoutCenter) -> None:
+def check_drift(center: TimeoutCenter, app: str = ANY_APP) -> None:
     """Warn of topics that differ from what the application declares.
 
     Raises TopicDrift if the settings refuse that.
     """
     found = drift(center.topics.values(), {topic.name: topic for topic in center.store.topics.list()})
     for name, how in found.items():
-        log.warning("topic_drift", topic=name, differs=how, do="toc topic sync")
+        log.warning("topic_drift", topic=name, differs=how, do=f"toc topic sync --app {app}")
     if found and center.settings.topic_drift == "refuse":
         told = "; ".join(f"{name} ({how})" for name, how in found.items())
         raise TopicDrift(
-            f"topics are not as the app declares them: {told}; `toc topic sync` alters them, and with "
-            "TOC_TOPIC_DRIFT=warn a worker starts nevertheless"
+            f"topics are not as the app declares them: {told}; `toc topic sync --app {app}` alters them, "
+            "and with TOC_TOPIC_DRIFT=warn a worker starts nevertheless"
         )
 
 
-def check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
+def check_servers(center: TimeoutCenter, app: str = ANY_APP) -> None:
     """Raise a TocError unless a worker can run here: SchemaBehind, ConfigError, UnknownTopic, TopicDrift,
-    UnfitServer, Unavailable; and AppNotFound if there are no ``handlers`` although there should be."""
+    UnfitServer, Unavailable; and AppNotFound if an ``app`` that should have handlers has none."""
     center.store.check()
     if center.queues.present and not center.store.identity.indexed():
         raise ConfigError(
@@ -117,9 +122,9 @@ def check_servers(center: TimeoutCenter, *, handlers: bool) -> None:
     for host, what in center.store.other_rung(center.settings.zookeeper).items():
         do = "correct that, or stop those first (if killed, wait 15 s)"
         raise ConfigError(f"workers or gateways on {host} are {what}: {do}")
-    if handlers:
-        check_topics(center)
-        check_drift(center)
+    if app != NO_HANDLERS:
+        check_topics(center, app)
+        check_drift(center, app)
     else:
         center.catalog.refresh()
     for name, topic in center.catalog.known().items():

@@ -232,7 +232,7 @@ class EmbeddedWorker:
         opened: TimeoutCenter | _Keeper | None = None
         try:
             opened = center = apart(self._of)
-            check_servers(center, handlers=True)
+            check_servers(center)
             center.handlers = traced(center.handlers, center.tracing)
             opened = keeper = self._keeper = _Keeper(center, self._threads, self.ready, self._stopping)
             embedded(keeper.died)

@@ -28,7 +28,7 @@ from toc.model.topic import Delivery, Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import WORKER_EXITS
 from toc.sdk.client import TimeoutCenter
-from toc.worker.app import NO_HANDLERS, check_servers, load_app
+from toc.worker.app import check_servers, load_app
 from toc.worker.control import Suspect
 from toc.worker.daemon import processes
 from toc.worker.daemon.keeper import RESTART_CAP_SECONDS, TICK_SECONDS, Keeper
@@ -360,7 +360,7 @@ def run_daemon(
                 f"--app {app!r}: its TimeoutCenter and this command differ in {', '.join(other)}; give both "
                 f"the same, best with TOC_* variables or toc.toml, which TimeoutCenter() reads"
             )
-        check_servers(center, handlers=app != NO_HANDLERS)
+        check_servers(center, app)
         if webhooks and not settings.secret_key:
             log.warning("webhooks_without_key")
         command = [sys.executable, "-m", "toc.worker.process", "--app", app, *(["--tell"] if tell else [])]

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from toc.loop import PREFIX, WatchedEventLoop, dies, watched_thread
 from toc.model.handler import Handler
 from toc.model.lateness import Cause
-from toc.model.raised import LIBRARIES, Delivered, Disturbed
+from toc.model.raised import LIBRARIES, OVERRAN, Delivered, Disturbed
 from toc.model.topic import Slot
 from toc.observe.holdups import SLOW_SECONDS
 from toc.observe.log import get_logger
@@ -138,7 +138,7 @@ class HandlerTask(asyncio.Task[None]):
     def end(self) -> None:
         """Cancel the task because max_runtime is over: its own failure, even if it was disturbed."""
         self.disturbed = False
-        super().cancel("max_runtime is over")
+        super().cancel(OVERRAN.format(self.entry.topic.max_runtime))
 
 
 class HandlerLoop:

@@ -82,7 +82,7 @@ class Heartbeat:
                 self.finisher.give_back([entry])
             return
         error = overran(entry.topic.max_runtime, self.dispatcher.handler_threads.stack_of(entry))
-        log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name, stack=error.stack)
+        log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name, stack=error.stack or None)
         self.tools.recycle("a handler ran longer than max_runtime")
         if self.tools.inflight.settle(entry, started):
             if entry.handler.overran is not None:
