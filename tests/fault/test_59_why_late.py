@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from fault.conftest import Case
+from fault.kit.owners import operator_of
 from fault.kit.proxy import Proxy, through
 from fault.kit.servers import ClockFile
 from harness.hooked import Hooked
@@ -235,6 +236,29 @@ def no_owner(case: Case) -> tuple[System, list[int]]:
     return system, run(system, job_ids)
 
 
+def moved(case: Case) -> tuple[System, list[int]]:
+    """Of a backlog that the topic's concurrency holds back, half moves to another host, which lives too."""
+    system = case.build(hosts=True, topic_concurrency=2)
+    system.start("host-a", processes=1)
+    other = system.start("host-b", processes=1)
+    with operator_of(system) as operator:
+
+        def owned() -> int:
+            return sum(one.owned for one in operator.workers() if one.member.host == "host-b")
+
+        system.wait(owned, "host-b has some slots", 20)
+        operator.want("drain", "host-b", by="ann")
+        system.wait(lambda: not owned(), "host-a has them all", 20)
+        job_ids = submit(system, 8 * TASKS, spread=0, sleep=0.25)
+        time.sleep(5)
+        operator.unwant("drain", "host-b")
+    run(system, job_ids)
+    pids = other.workers()
+    there = [one.job_id for one in system.history() if one.event == "start" and one.pid in pids]
+    assert len(there) > TASKS, "few have moved"
+    return system, there
+
+
 def backoff(case: Case) -> tuple[System, list[int]]:
     """The first try of each fails. A second one comes at random within the backoff."""
     system = begin(case, topic_backoff_base=6.0, topic_backoff_cap=6.0)
@@ -341,6 +365,7 @@ ALONE: dict[str, tuple[Inject, Cause]] = {
     "stored_late": (stored_late, Cause.STORED_LATE),
     "stored_late_alone": (partial(stored_late, index=False), Cause.STORED_LATE),
     "no_owner": (no_owner, Cause.NO_OWNER),
+    "moved": (moved, Cause.CONCURRENCY),
     "backoff": (backoff, Cause.BACKOFF),
     "no_consumer": (partial(pulled, 4.0, 0.0), Cause.NO_CONSUMER),
     "target_paused": (target, Cause.TARGET),

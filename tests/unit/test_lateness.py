@@ -1,6 +1,6 @@
 """Why a task is late: shares, the sentence, the line of a row, and which cause a worker finds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ from harness.rows import known
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toc.index.messages import Claim, Owner
 from toc.index.queues import NoIndex
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
@@ -29,9 +30,9 @@ from toc.model.task import TryRow
 from toc.model.topic import Slot, Topic
 from toc.observe.holdups import EVERYWHERE, LINES_A_SECOND
 from toc.worker.entry import Entry
-from toc.worker.late_starts import LateStarts
+from toc.worker.late_starts import MOVE_MS, LateStarts
 from toc.worker.run.handler_calls import Line
-from toc.worker.slots import SlotBook
+from toc.worker.slots import OwnedSlot, SlotBook
 
 # Why a task is late: shares, the sentence, the line of a row. Pure.
 
@@ -252,6 +253,30 @@ def worker_killed(scene: Scene) -> None:
     scene.clock.wall += 4
 
 
+def moved(scene: Scene) -> None:
+    """From another worker, which lives, 3 s after it was due; an older owner has died since."""
+    scene.book.give_up([SLOT])
+    scene.book.want([SLOT], 103.0)
+    scene.book.owned = {SLOT: OwnedSlot(SLOT, 1, {0: "host-2"}, moved=True)}
+    scene.clock.wall -= 8
+    scene.late.died(["host-3"])
+    scene.clock.wall += 8
+
+
+def moved_in_between(scene: Scene) -> None:
+    """It came due while the slot moved."""
+    moved(scene)
+    scene.entry.row = scene.entry.row._replace(next_time=ms(2))
+    scene.entry.held, scene.entry.taken = 103.1, ms(3.1)
+    scene.entry.read, scene.entry.started = 103.11, 103.12
+
+
+def moved_as_its_owner_died(scene: Scene) -> None:
+    """The last owner, whose death is known, had called a moment before; an older one lives."""
+    worker_killed(scene)
+    scene.book.owned = {SLOT: OwnedSlot(SLOT, 1, {0: "host-2", 1: "host-4"}, moved=True)}
+
+
 def killed_before_it_was_stored(scene: Scene) -> None:
     scene.entry.job_id = (ms(-20) - JOB_ID_EPOCH_MS) << 22
     no_owner(scene)
@@ -325,7 +350,8 @@ SCENES: dict[Callable[[Scene], None], Cause] = {
     clock_behind: Cause.CLOCK, clock_ahead: Cause.CLOCK, clock_set: Cause.CLOCK, halted: Cause.HALTED,
     target: Cause.TARGET, misfit: Cause.MISFIT, target_waits: Cause.TARGET,
     killed_before_it_was_stored: Cause.NO_OWNER, committed_late: Cause.STORED_LATE,
-    redis_and_refilled: Cause.REDIS,
+    redis_and_refilled: Cause.REDIS, moved: Cause.BACKLOG, moved_in_between: Cause.NO_OWNER,
+    moved_as_its_owner_died: Cause.WORKER_KILLED,
 }  # fmt: skip
 
 
@@ -338,6 +364,38 @@ def test_each_cause_is_found(scene: Scene, inject: Callable[[Scene], None], caus
     assert sum(span.until - span.since for span in late.spans) == late.started - late.due
     (kept,) = late_starts(late.line(), 0)
     assert kept.cause is cause
+
+
+def test_of_a_move_only_its_own_time_counts_as_without_an_owner(scene: Scene) -> None:
+    moved(scene)
+    scene.late._catalog.refresh()
+    (late,) = scene.found().values()
+    shares = {one.cause: one.until - one.since for one in late.spans}
+    assert shares == {Cause.BACKLOG: 6020, Cause.NO_OWNER: MOVE_MS}
+
+
+class Claims(NoIndex):
+    """An index in which two other workers hold claims; one of them has not been heard of for 4 s."""
+
+    present = True
+
+    def claim(self, slots: Iterable[Slot], worker_id: str) -> dict[Slot, Any]:
+        assert worker_id == "host-1"
+        lost, lives = Claim(3, {2: "lost"}), Claim(3, {1: "lives", 2: "lost"})
+        return {slot: lost if slot.number == 2 else lives for slot in slots}
+
+    def owner(self) -> Owner:
+        return Owner("this", "", 0, {"lives": 2, "lost": 4, "host-1": 0})
+
+
+def test_a_slot_has_moved_if_it_had_to_be_waited_for_and_a_former_owner_lives() -> None:
+    handed, drained, lost = (Slot("order.close", number) for number in range(3))
+    book = SlotBook(Claims(), "host-1")
+    book.want([handed, drained, lost], handed=[handed, lost])
+    assert {owned.slot for owned in book.claim_missing() if owned.moved} == {handed}
+    book.give_up([handed])
+    book.want([handed])
+    assert not any(owned.moved for owned in book.claim_missing()), "it was free this time"
 
 
 def test_what_started_in_time_is_not_late_unless_it_was_tried_before(scene: Scene) -> None:

@@ -1,7 +1,7 @@
 """The channel between the daemon and one worker process: JSON lines over a socket pair.
 
     to the process
-    take, drop    slots
+    take, drop    slots; which of those to take a former owner had ``handed`` over
     dead          workers
     sure          until when no other daemon has their slots; how many ``senders`` of webhooks there are
     run           a suspect, to the process that runs these alone; ``how`` it has ended that, if it has

@@ -43,11 +43,12 @@ class Handover:
         """Whether ``step`` has something to do soon."""
         return bool(self._dropping or self.tools.book.incomplete)
 
-    def take(self, given: set[Slot]) -> None:
-        """Serve these slots and tables from now on. The next ``step`` claims the slots."""
+    def take(self, given: set[Slot], handed: set[Slot]) -> None:
+        """Serve these slots and tables from now on. The next ``step`` claims the slots. ``handed`` are those
+        that a former owner had to release first."""
         tables, slots = _apart(given)
         self.worker.services.add(tables)
-        self.tools.book.want(slots, self.tools.clock.monotonic())
+        self.tools.book.want(slots, self.tools.clock.monotonic(), handed & slots)
         self._claimed_at = float("-inf")
 
     def drop(self, given: set[Slot]) -> None:

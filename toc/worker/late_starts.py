@@ -11,6 +11,7 @@ from toc.model.clock import Clock
 from toc.model.lateness import LATE_MS, Cause, LateStart, Span, clock_time, fill, stored_late
 from toc.model.raised import Raised
 from toc.model.sharding import created_ms
+from toc.model.topic import Slot
 from toc.observe.holdups import JOIN_MS, NOTES, Holdups
 from toc.worker.entry import NO_FENCE, Entry
 from toc.worker.slots import SlotBook
@@ -19,6 +20,8 @@ READ_SECONDS = 0.1
 """What takes less from its taking until its row is read is not the database's fault."""
 DEATH_MS = 60_000
 """How long before we got a slot a worker may have died that had it."""
+MOVE_MS = 2000
+"""What a slot's move from a living worker to this one takes at most, of which each knows only its part."""
 
 
 class LateStarts(Holdups):
@@ -74,7 +77,7 @@ class LateStarts(Holdups):
         spans = [*self.of_topic(topic, due, held), *stored_late(entry.job_id, entry.row.version, due)]
         since = self._book.wanted.get(entry.slot)
         if since is not None and (owned := int((since + wall) * 1000)) > due:
-            spans.append(self._unowned(due, owned, created_ms(entry.job_id)))
+            spans.append(self._unowned(entry.slot, due, owned, created_ms(entry.job_id)))
         if entry.read - entry.held > READ_SECONDS:
             spans.append(Span(Cause.DATABASE, held, int((entry.read + wall) * 1000), "reading its row"))
         ahead = held - entry.taken if entry.fence != NO_FENCE else 0
@@ -88,9 +91,13 @@ class LateStarts(Holdups):
         rest = Span(entry.crowd[0], 0, 0, entry.crowd[1])
         return self.fill(due, started, (server, entry.slot), spans, rest)
 
-    def _unowned(self, due: int, owned: int, stored: int) -> Span:
-        """Return the span until this worker got a slot."""
-        for at, worker in reversed(self._deaths):
-            if max(due - DEATH_MS, stored) < at <= owned + JOIN_MS:
-                return Span(Cause.WORKER_KILLED, due, owned, worker)
+    def _unowned(self, slot: Slot, due: int, owned: int, stored: int) -> Span:
+        """Return the span until this worker got a slot: only a move, if a living worker had it before."""
+        oldest = max(due - DEATH_MS, stored)
+        dead = [worker for at, worker in self._deaths if oldest < at <= owned + JOIN_MS]
+        now = self._book.owned.get(slot)
+        if now is not None and now.moved and set(dead).isdisjoint(now.others.values()):
+            return Span(Cause.NO_OWNER, max(due, owned - MOVE_MS), owned, "while its slot moved")
+        if dead:
+            return Span(Cause.WORKER_KILLED, due, owned, dead[-1])
         return Span(Cause.NO_OWNER, due, owned, f"until {clock_time(owned)} UTC")

@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 
@@ -13,6 +14,9 @@ from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 
+HEARD_SECONDS = 3
+"""Who has called the index within this time lives: it calls every two seconds. A slot of a host that is lost
+is free later, when its session has timed out."""
 NEVER = 2**62
 """The due time of a slot in which nothing is known to be due."""
 
@@ -26,6 +30,8 @@ class OwnedSlot:
     """The number that its PrepareQueue entries carry."""
     others: dict[int, str]
     """The numbers that other workers hold or held."""
+    moved: bool = False
+    """Whether a living worker owned it until this one did."""
     due: int = NEVER
     """When its first entry is due, as far as known (ms)."""
     look: int = NEVER
@@ -69,6 +75,8 @@ class SlotBook:
         self._lock = threading.Lock()
         self.wanted: dict[Slot, float] = {}
         """What we were told to consume, and since when (monotonic). Replaced, never changed in place."""
+        self.handed: frozenset[Slot] = frozenset()
+        """Those of them that a former owner had not released when they were to be ours."""
         self.owned: dict[Slot, OwnedSlot] = {}
         """Replaced, never changed in place: readers may iterate over it."""
         self.dead: frozenset[str] = frozenset()
@@ -82,9 +90,10 @@ class SlotBook:
         """Take nothing more. What was taken and is not decided yet is left to the slots' next owners."""
         self.leaving = True
 
-    def want(self, slots: Iterable[Slot], now: float = 0.0) -> None:
-        """Claim these slots from now on. ``now`` is monotonic."""
+    def want(self, slots: Collection[Slot], now: float = 0.0, handed: Iterable[Slot] = ()) -> None:
+        """Claim these slots from now on; ``handed`` had to be released first. ``now`` is monotonic."""
         with self._lock:
+            self.handed = self.handed.difference(slots).union(handed)
             self.wanted = dict.fromkeys(slots, now) | self.wanted
 
     def give_up(self, slots: Iterable[Slot]) -> set[Slot]:
@@ -112,11 +121,16 @@ class SlotBook:
             return []
         fresh: list[OwnedSlot] = []
         failures: list[IndexUnavailable] = []
+        living = set[str]()
+        with suppress(IndexUnavailable):
+            if not self.handed.isdisjoint(missing) and (owner := self._queues.owner()):
+                living = {worker for worker, seconds in owner.members.items() if seconds <= HEARD_SECONDS}
         for slot, result in self._queues.claim(missing, self.worker_id).items():
             if isinstance(result, IndexUnavailable):
                 failures.append(result)
             else:
-                fresh.append(OwnedSlot(slot, result.number, dict(result.others)))
+                moved = slot in self.handed and not living.isdisjoint(result.others.values())
+                fresh.append(OwnedSlot(slot, result.number, dict(result.others), moved))
         if failures:
             log.warning("slots_not_claimed", slots=len(failures), error=str(failures[0]))
         with self._lock:

@@ -257,7 +257,7 @@ class Worker:
             if self._webhooks is not None and message["senders"]:
                 self._webhooks.members = message["senders"]
         elif kind == "take":
-            self.handover.take(unpack(message["slots"]))
+            self.handover.take(unpack(message["slots"]), unpack(message["handed"]))
             self.rows.look_now()
             self._catalog.wake()  # their topic may be new
         elif kind == "drop":

@@ -120,6 +120,8 @@ class WorkerSlots:
         self.missing: set[Slot] = set()
         """Slots and tables that our workers should have, and whose claims were refused: a former owner has
         not released them yet."""
+        self._waited: set[Slot] = set()
+        """The same at the last look."""
         self.dead: frozenset[str] = frozenset()
         """The workers known to be dead, as our workers were told."""
         self._sure_until = float("-inf")
@@ -176,7 +178,7 @@ class WorkerSlots:
         """Bring what workers hold in line with the assignment."""
         if not (self.changed or self.missing or time.monotonic() >= self.step_at):
             return
-        self.changed, self.missing = False, set()
+        self.changed, self._waited, self.missing = False, self.missing, set()
         due = self.coordinator.step()  # it reads changes, so it comes before desired()
         self.step_at = float("inf") if due is None else time.monotonic() + due
         if stopping:
@@ -223,7 +225,7 @@ class WorkerSlots:
                 child.held |= granted
                 child.link.send("dead", workers=sorted(self.dead))
                 self._tell_sure(child)
-                child.link.send("take", slots=list(granted))
+                child.link.send("take", slots=list(granted), handed=list(granted & self._waited))
             self.missing |= missing - granted
 
 
