@@ -146,7 +146,7 @@ def _lateness(record: Record, *, as_json: bool) -> None:
         print_json(record)
         return
     show(record["topics"], as_json=False, empty="no numbers of the last hour; workers write them each minute")
-    say("lateness: seconds, estimated from buckets, so it may exceed that of the latest start")
+    say("lateness: seconds, estimated from buckets; below a second it may exceed that of the latest start")
     for one in record["members"] or ():
         say(f"{one['member']} wrote its numbers {one['age']:.0f} s ago")
 

@@ -179,8 +179,9 @@ def what_if(doing: Doing, pause: float, topic: str | None = None, rate: float | 
 
     Of what is submitted by now; each hour after the next is taken to be even. `waiting` at the end of the
     pause, and in `steps` how many come due in each minute, later each hour, and wait at its end. Then `rate`
-    tasks a second are started, or what other topics leave of the `capacity` (tasks a minute). At `drained`,
-    after `drain_seconds`, nothing waits any more; null: not within a week, or no rate is known.
+    tasks a second are started, or what other topics leave of the `capacity` (tasks a minute) of all workers,
+    however few the topic's concurrency and run time allow. At `drained`, after `drain_seconds`, nothing waits
+    any more; null: not within a week, or no rate is known.
     """
     if not 0 < pause <= WEEK:
         raise InvalidInput(f"a pause is more than 0 s and at most {WEEK} s (7d), not {pause:g} s", "pause")
@@ -221,12 +222,14 @@ class Hour:
 
     ``topics``: by name, the Tally of each minute. ``members``: of each the age (ms) of its last minute.
     ``capacity``: the sum of the most starts that each living member has seen in a minute; None without one.
+    ``worst``: by topic, the latest start (ms) of those more than a second late; of OTHERS that of any.
     """
 
     first_ms: int
     topics: dict[str, list[Tally]] = field(default_factory=dict)
     members: dict[str, int] = field(default_factory=dict)
     capacity: int | None = None
+    worst: Mapping[str, int] = field(default_factory=dict)
 
 
 def hour(table: MinuteTable, now_ms: int) -> Hour:
@@ -259,7 +262,9 @@ def lateness_record(
     ]
     columns = zip(*(found.topics[name] for name in names), [NOTHING] * KEPT, strict=True)
     minutes = [reduce(plus, column, NOTHING) for column in columns]
-    topics = [{"topic": name or "(others)", **_sums(found.topics[name])} for name in names]
+    worst = {OTHERS: max(found.worst.values(), default=0)}
+    worst |= {name: max(late, found.worst.get(OTHERS, 0)) for name, late in found.worst.items() if name}
+    topics = [{"topic": name or "(others)", **_sums(found.topics[name], worst.get(name))} for name in names]
     topics.sort(key=lambda one: (-one["starts"], one["topic"]))
     members = [{"member": member, "age": seconds(age)} for member, age in sorted(found.members.items())]
     total: Record = {name: [minute[place] for minute in minutes] for place, name in enumerate(_COUNTS)}
@@ -273,12 +278,15 @@ def lateness_record(
     }
 
 
-def _sums(minutes: Sequence[Tally]) -> Record:
-    """Return the sums of an hour, and how late (seconds) the starts were."""
+def _sums(minutes: Sequence[Tally], worst: int | None) -> Record:
+    """Return the sums of an hour, and how late (seconds) the starts were: as the wide buckets tell, but no
+    later than the ``worst`` (ms) if one is known."""
     total = reduce(plus, minutes, NOTHING)
     late = {}
     for part in (50, 99):
         found = quantile(BOUNDS, [*total[LATENESS:], 0], part / 100)
+        if found is not None and worst:
+            found = min(found, worst / 1000)
         late[f"lateness_p{part}"] = None if found is None else round(found, 4)
     return dict(zip(_COUNTS, total, strict=False)) | late
 
@@ -305,4 +313,5 @@ def lateness(doing: Doing, topic: str | None = None) -> Record:
     if topic is not None:
         get_topic(store, topic)
     found = hour(store.minutes, doing.center.clock.now_ms())
+    found.worst = store.episodes.worst(found.first_ms)
     return lateness_record(found, doing.sees, topic, whole=doing.may(Right.READ_CLUSTER))

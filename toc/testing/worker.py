@@ -89,7 +89,7 @@ class Worker:
     def take(self) -> None:
         """Take what is due, and check it."""
         topics = self._center.catalog.known().values()
-        self._tools.book.want(list(chain.from_iterable(topic.slots() for topic in topics)))
+        self._tools.book.want(chain.from_iterable(topic.slots() for topic in topics))
         self._rows.look_now()
         self._rows.run_once(0)
         self._check()

@@ -90,11 +90,12 @@ class SlotBook:
         """Take nothing more. What was taken and is not decided yet is left to the slots' next owners."""
         self.leaving = True
 
-    def want(self, slots: Collection[Slot], now: float = 0.0, handed: Iterable[Slot] = ()) -> None:
+    def want(self, slots: Iterable[Slot], now: float = 0.0, handed: Iterable[Slot] = ()) -> None:
         """Claim these slots from now on; ``handed`` had to be released first. ``now`` is monotonic."""
+        new = dict.fromkeys(slots, now)
         with self._lock:
-            self.handed = self.handed.difference(slots).union(handed)
-            self.wanted = dict.fromkeys(slots, now) | self.wanted
+            self.handed = self.handed.difference(new).union(handed)
+            self.wanted = new | self.wanted
 
     def give_up(self, slots: Iterable[Slot]) -> set[Slot]:
         """Forget slots. Returns those that were claimed."""

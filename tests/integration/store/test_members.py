@@ -11,6 +11,7 @@ from toc.dev.local import until
 from toc.maintenance.retention import Retention
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
+from toc.model.lateness import Cause, Episode
 from toc.model.minute import KEPT, MINUTE_MS, MOST_TOPICS, OTHERS, STARTS
 from toc.observe import metrics
 from toc.observe.board import Key
@@ -161,6 +162,28 @@ def test_the_minutes_of_all_members_are_added_up(minutes: Store) -> None:
     found = hour(minutes.minutes, clock.now)
     assert found.capacity == 5, "the other is silent"
     assert sorted(found.members.values()) == [0, (ALIVE_MINUTES + 1) * MINUTE_MS]
+
+
+def test_no_lateness_is_shown_that_is_later_than_the_latest_start(minutes: Store) -> None:
+    minutes._shards.topic_server.run([Statement(f"DELETE FROM {minutes._shards.first['timeout_episode']}")])
+    member = Member(minutes, StandingClock(NOW), "h1")
+    for topic in ("a", "b", "c"):
+        member.does(topic, 10, BOUNDS.index(300.0))
+    pass_minutes(1, member)
+    for number, (topic, began, worst) in enumerate(
+        [("a", NOW, 154_000), ("a", NOW - 1, 9000), ("b", 0, 70_000)]
+    ):
+        one = Episode(number, topic, Cause.BACKLOG, "h1-0", began, began, began, 10, worst, 1, "")
+        minutes.episodes.write(one)
+    found = hour(minutes.minutes, member.clock.now)
+    found.worst = minutes.episodes.worst(found.first_ms)
+    assert found.worst == {"a": 154_000}
+    shown = {one["topic"]: one for one in lateness_record(found, lambda _: True, whole=True)["topics"]}
+    assert (shown["a"]["lateness_p50"], shown["a"]["lateness_p99"]) == (154, 154)
+    assert shown["c"]["lateness_p50"] == 180, "of it nothing else is known"
+    found.worst = {"a": 154_000, OTHERS: 200_000}
+    (topic,) = lateness_record(found, lambda name: name == "a", whole=False)["topics"]
+    assert topic["lateness_p99"] == 200, "it may be that of a topic that was not told apart"
 
 
 def test_minutes_wait_for_their_table_and_nothing_is_lost(place: Place, minutes: Store) -> None:

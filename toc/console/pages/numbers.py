@@ -97,6 +97,18 @@ async def late(view: View) -> Content:
     return Content("Late tasks", blocks, part.at)
 
 
+def drain_of(pile: Any) -> str:
+    """Say when what piled up would have started, and what that leaves out."""
+    if pile["drained"] is None:
+        return "When all of them would have started is not known."
+    said = f"{span(pile['drain_seconds'])} later all of them would have started"
+    if pile["rate"] is None and pile["capacity"] is not None:
+        most = shown.number(pile["capacity"]).text
+        said += f" at what other topics leave of the rate of all workers, {most} a minute. A topic's "
+        said += "concurrency or long handlers make it slower: give its own rate"
+    return f"{said}. Tasks that are not submitted yet are not counted."
+
+
 @page("what-if", Action.READ_TOPICS, search="GET /v1/due:what-if")
 async def what_if(view: View) -> Content:
     """What would pile up during a pause."""
@@ -110,12 +122,9 @@ async def what_if(view: View) -> Content:
     except InvalidInput as exc:
         raise Problem(INVALID, str(exc), field="pause") from None
     pile = await view.ask(name, {**view.query, "pause": str(seconds)})
-    ends = "When all of them would have started is not known."
-    if pile["drained"] is not None:
-        ends = f"{span(pile['drain_seconds'])} later all of them would have started."
     of = f" of {shown.harmless(pile['topic'])}" if pile["topic"] else ""
     waiting = shown.number(pile["waiting"]).text
-    said = f"After a pause of {span(seconds)}, {waiting} tasks{of} would wait. {ends}"
+    said = f"After a pause of {span(seconds)}, {waiting} tasks{of} would wait. {drain_of(pile)}"
     steps = [one for one in pile["steps"] if one["at"] <= (pile["drained"] or pile["resumed"])]
     blocks += [Note(text=said, level="warn"), *_missing(pile["missing"])]
     blocks.append(Table("Step by step", columns=STEPS, records=steps))

@@ -283,6 +283,13 @@ class EpisodeTable(RecordTable):
         overlap = and_(column.since_time <= until, column.until_time >= since)
         return self._read([near, column.topic == topic, overlap], limit)
 
+    def worst(self, since: int) -> dict[str, int]:
+        """Return how late (ms) the latest task was of those that began from ``since`` (ms) on, by topic."""
+        column = self._column
+        what = select(column.topic, sa.func.max(column.worst))
+        rows = self._rows(what.where(column.gmt_create >= since).group_by(column.topic))
+        return {str(topic): int(worst) for topic, worst in rows}
+
     def _read(self, where: Sequence[ColumnElement[bool]], limit: int) -> Sequence[Episode]:
         what = select(*(self._column[_COLUMNS.get(name, name)] for name in Episode._fields))
         found = self._rows(what.where(*where).order_by(self._column.gmt_create.desc()).limit(limit))
