@@ -258,6 +258,7 @@ def moved(scene: Scene) -> None:
     scene.book.give_up([SLOT])
     scene.book.want([SLOT], 103.0)
     scene.book.owned = {SLOT: OwnedSlot(SLOT, 1, {0: "host-2"}, moved=True)}
+    scene.late.came(SLOT, ms(-1))  # the former owner has put it back
     scene.clock.wall -= 8
     scene.late.died(["host-3"])
     scene.clock.wall += 8

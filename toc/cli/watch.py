@@ -185,8 +185,7 @@ def due(
         show_one(
             {key: value for key, value in record.items() if key not in ("steps", "missing")}, as_json=False
         )
-        if record["rate"] is None and record["capacity"] is not None:
-            say("drained at the rate of all workers: concurrency or long handlers are slower; give --rate")
+        say("without --rate at that of all workers, whatever the topic's concurrency or run time allow;")
         say("tasks that are not submitted yet are not counted")
         say("--json has what would wait at the end of each minute, later of each hour")
         say_missing(record)

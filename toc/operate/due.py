@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import reduce
+from math import inf
 from typing import TYPE_CHECKING
 
 from toc.model.access import Action as Right
@@ -222,7 +223,7 @@ class Hour:
 
     ``topics``: by name, the Tally of each minute. ``members``: of each the age (ms) of its last minute.
     ``capacity``: the sum of the most starts that each living member has seen in a minute; None without one.
-    ``worst``: by topic, the latest start (ms) of those more than a second late; of OTHERS that of any.
+    ``worst``: by topic, the latest start (ms) of those more than a second late.
     """
 
     first_ms: int
@@ -262,9 +263,8 @@ def lateness_record(
     ]
     columns = zip(*(found.topics[name] for name in names), [NOTHING] * KEPT, strict=True)
     minutes = [reduce(plus, column, NOTHING) for column in columns]
-    worst = {OTHERS: max(found.worst.values(), default=0)}
-    worst |= {name: max(late, found.worst.get(OTHERS, 0)) for name, late in found.worst.items() if name}
-    topics = [{"topic": name or "(others)", **_sums(found.topics[name], worst.get(name))} for name in names]
+    worst = found.worst.get
+    topics = [{"topic": name or "(others)", **_sums(found.topics[name], worst(name, inf))} for name in names]
     topics.sort(key=lambda one: (-one["starts"], one["topic"]))
     members = [{"member": member, "age": seconds(age)} for member, age in sorted(found.members.items())]
     total: Record = {name: [minute[place] for minute in minutes] for place, name in enumerate(_COUNTS)}
@@ -278,16 +278,14 @@ def lateness_record(
     }
 
 
-def _sums(minutes: Sequence[Tally], worst: int | None) -> Record:
+def _sums(minutes: Sequence[Tally], worst: float) -> Record:
     """Return the sums of an hour, and how late (seconds) the starts were: as the wide buckets tell, but no
     later than the ``worst`` (ms) if one is known."""
     total = reduce(plus, minutes, NOTHING)
     late = {}
     for part in (50, 99):
         found = quantile(BOUNDS, [*total[LATENESS:], 0], part / 100)
-        if found is not None and worst:
-            found = min(found, worst / 1000)
-        late[f"lateness_p{part}"] = None if found is None else round(found, 4)
+        late[f"lateness_p{part}"] = None if found is None else round(min(found, worst / 1000), 4)
     return dict(zip(_COUNTS, total, strict=False)) | late
 
 

@@ -4,7 +4,7 @@ The causes are written with the outcome of the try, so that no task costs a stat
 many late starts the others are only counted.
 """
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
@@ -33,6 +33,14 @@ class LateStarts(Holdups):
         self._book = book
         self._deaths: list[tuple[int, str]] = []
         """When it learned that a worker had died (ms)."""
+
+    def came(self, place: Hashable, due: int) -> None:
+        """Note it as a Holdups does, unless the former owner of a slot that has moved here had it before."""
+        if isinstance(place, Slot) and (one := self._book.owned.get(place)) is not None and one.moved:
+            owned = self._clock.monotonic() - self._book.wanted.get(place, 0.0)
+            if due < self._clock.now_ms() - owned * 1000:
+                return
+        super().came(place, due)
 
     def died(self, workers: Iterable[str]) -> None:
         """Note workers that have died."""

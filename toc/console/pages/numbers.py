@@ -102,10 +102,10 @@ def drain_of(pile: Any) -> str:
     if pile["drained"] is None:
         return "When all of them would have started is not known."
     said = f"{span(pile['drain_seconds'])} later all of them would have started"
-    if pile["rate"] is None and pile["capacity"] is not None:
-        most = shown.number(pile["capacity"]).text
-        said += f" at what other topics leave of the rate of all workers, {most} a minute. A topic's "
-        said += "concurrency or long handlers make it slower: give its own rate"
+    if pile["rate"] is None:
+        said += (
+            " at the rate of all workers, less other topics. Its concurrency or run time may allow far less"
+        )
     return f"{said}. Tasks that are not submitted yet are not counted."
 
 

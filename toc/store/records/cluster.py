@@ -284,11 +284,11 @@ class EpisodeTable(RecordTable):
         return self._read([near, column.topic == topic, overlap], limit)
 
     def worst(self, since: int) -> dict[str, int]:
-        """Return how late (ms) the latest task was of those that began from ``since`` (ms) on, by topic."""
+        """Return how late (ms) the latest task was since then (ms) of each topic told apart."""
         column = self._column
         what = select(column.topic, sa.func.max(column.worst))
         rows = self._rows(what.where(column.gmt_create >= since).group_by(column.topic))
-        return {str(topic): int(worst) for topic, worst in rows}
+        return {str(topic): int(worst) for topic, worst in rows if topic}
 
     def _read(self, where: Sequence[ColumnElement[bool]], limit: int) -> Sequence[Episode]:
         what = select(*(self._column[_COLUMNS.get(name, name)] for name in Episode._fields))
