@@ -86,6 +86,16 @@ def test_a_row_keeps_the_largest_shares_of_a_version(
     assert len(start.line()) * 2 < MAX_LATE_CHARS
 
 
+def test_shares_that_another_divides_stay_told_in_full() -> None:
+    """Joined, they must not lie over it."""
+    filled = fill(DUE, at(6), [span(Cause.NO_OWNER, 2, 4)], REST)
+    found = known(explain(DUE, [LateStart(0, DUE, at(6), filled)], [], at(7), at(60)))
+    assert [(one.cause, one.until - one.since) for one in found.spans] == [
+        (Cause.BACKLOG, 4000),
+        (Cause.NO_OWNER, 2000),
+    ]
+
+
 def test_lines_that_are_cut_off_foreign_or_of_a_later_version_are_left_out() -> None:
     line = LateStart(0, DUE, at(2), [span(Cause.REDIS, 0, 2)]).line()
     later = line.replace("redis", "solar flare")

@@ -195,7 +195,7 @@ def fill(due: int, started: int, spans: Iterable[Span], rest: Span | None = None
 
 
 def joined(spans: Iterable[Span]) -> list[Span]:
-    """Join the spans of each cause: its first beginning, and its whole length from there."""
+    """Join the spans of each cause, from its first beginning on, and lay them one behind the other."""
     by_cause: dict[Cause, list[Span]] = {}
     for span in spans:
         by_cause.setdefault(span.cause, []).append(span)
@@ -205,6 +205,11 @@ def joined(spans: Iterable[Span]) -> list[Span]:
             since = min(span.since for span in some)
             some = [max(some, key=_length)._replace(since=since, until=since + sum(map(_length, some)))]
         whole += some
+    end = 0
+    for place, span in enumerate(whole := sorted(whole, key=lambda span: span.since)):
+        since = max(span.since, end)
+        end = since + _length(span)
+        whole[place] = span._replace(since=since, until=end)
     return sorted(whole, key=_length, reverse=True)
 
 
