@@ -29,13 +29,13 @@ from toc.model.bulk import BulkState
 from toc.model.errors import PartialCancel, SchemaBehind, TopicDrift, TopicExists
 from toc.model.topic import Declaration
 from toc.model.verdict import Failure
-from toc.operate import bulk_jobs
 from toc.operate import running as runs_now
 from toc.operate.admin import migrator
 from toc.operate.operation import Record
 from toc.operate.topics import sync_topics
 from toc.sdk.parts import open_queues
 from toc.store.servers.server import Statement
+from toc.store.store import Store
 from toc.store.tasks.pulls import HandOut
 from toc.worker.app import check_drift
 
@@ -367,8 +367,8 @@ def test_tasks_that_fail_show_in_the_exit_code(
     def fail(*_: object, **__: object) -> Record:
         raise KeyError("a bug")
 
-    for name in ("redrive", "purge_dead"):
-        monkeypatch.setattr(bulk_jobs, name, fail)
+    for name in ("redrive", "delete_ended"):
+        monkeypatch.setattr(Store, name, fail)
     for command, done in (("redrive", "redriven"), ("purge", "purged")):
         told = toc.json("dead", command, "--topic", topic, "--all", *["--yes"][: command == "purge"], code=1)
         assert told == {done: 0, "failed": 2}

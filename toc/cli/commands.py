@@ -103,7 +103,7 @@ def _changed(record: Record, *, as_json: bool) -> None:
         say(f"{record['left']} were left: a server or table is out of reach; do it again")
         raise typer.Exit(4)
     if failed:
-        say(f"{failed} failed: `toc bulk list` has the job and an error")
+        say(f"{failed} failed: `toc bulk list` has the job and an error; do it again for them")
     if unknown:
         say(f"{unknown} of them are unknown or not dead, and were left unchanged")
     if failed or unknown:

@@ -67,7 +67,8 @@ class BulkOutcome(StrEnum):
     UNKNOWN = "unknown"
     """Its row was gone before its turn came."""
     FAILED = "failed"
-    """Left alone: an error about this task. ``error`` of the job is the last such."""
+    """Left alone: an error about this task, or others lock its row or table. ``error`` of the job is the
+    last such."""
 
 
 STORED = tuple(BulkOutcome)

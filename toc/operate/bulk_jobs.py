@@ -10,13 +10,15 @@ ended.
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from toc.failpoint import failpoint
 from toc.model import documents, errors
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
+from toc.model.clock import MAX_CLOCK_SKEW_MS
 from toc.model.errors import IndexUnavailable, InvalidInput, TocError
 from toc.model.task import CancelOutcome, TaskStatus
 from toc.model.topic import Slot
@@ -27,6 +29,7 @@ from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.bulk import LEASE_MS
 from toc.store.servers.server import Locked, Refused
+from toc.store.servers.shards import OF_TABLES
 from toc.store.store import Store
 from toc.store.tasks.select import Selection
 
@@ -39,7 +42,7 @@ STEPS_PER_SECOND = 5
 LOOK_SECONDS = 1.0
 """How often a process looks for jobs that nobody works on."""
 RETRY_SECONDS = 2.0
-"""How long a job waits for a server that is away, before it tries again."""
+"""How long a job waits for a server that is away, or once for a row that is locked, before it tries again."""
 MAX_TASKS = 2_000_000
 """Most tasks of one job: what their numbers take of memory and of the first database stays small."""
 MOST_RUNNING = 20
@@ -54,7 +57,8 @@ _WAITS: dict[type[Exception], str] = {
     errors.StoreUnavailable: "a database server is out of reach",
     errors.Unavailable: "a server or table does not answer",
 }
-"""What a job waits for, the first that fits. It names no server: whoever may see the job may know of none."""
+"""What a job waits for, or why a task failed, the first that fits. It names no server: whoever may see the
+job may know of none."""
 GROWTH, LEAST_GROWTH = 0.1, 10
 """By which share, or how many, tasks may have become more since whoever confirms has seen their number."""
 
@@ -71,8 +75,17 @@ def redrive(
     the rows first, then the index. Counts ``redriven``; ``not_indexed_yet``: those of them that wait for
     the sweep, because Redis is out of reach; and ``left``: those whose tables do not answer.
     """
+    return _redrive_dead(center, job_ids, tries=tries, expires_at=expires_at)[0]
+
+
+def _redrive_dead(
+    center: TimeoutCenter, job_ids: Sequence[int], *, tries: int | None = None, expires_at: int = 0,
+    died_by: int | None = None,
+) -> tuple[dict[str, int], Mapping[int, Exception]]:  # fmt: skip
+    """Return the counts, and why tasks were left. Skips those that died after ``died_by`` (ms), too."""
     topics = {topic.biz_type: topic for topic in center.store.topics.list()}
-    rows = center.store.redrive(job_ids, center.clock.now_ms(), tries=tries, expires_at=expires_at)
+    now = center.clock.now_ms()
+    rows = center.store.redrive(job_ids, now, tries=tries, expires_at=expires_at, died_by=died_by)
     entries: dict[Slot, list[tuple[int, float]]] = {}
     later = 0
     for row in rows.values():
@@ -85,12 +98,19 @@ def redrive(
     for slot, reply in center.queues.redrive(entries).items():
         if isinstance(reply, IndexUnavailable):
             later += len(entries[slot])
-    return {"redriven": len(rows), "not_indexed_yet": later, "left": len(rows.unanswered)}
+    left = rows.unanswered
+    return {"redriven": len(rows), "not_indexed_yet": later, "left": len(left)}, left
 
 
 def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[str, int]:
     """Delete dead tasks for good. Counts ``purged``, and ``left``: those whose Redis server or table does not
-    answer.
+    answer."""
+    purged, left = _purge_dead(center, job_ids)
+    return {"purged": purged, "left": len(left)}
+
+
+def _purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> tuple[int, dict[int, Exception]]:
+    """Return how many were purged, and why others were left.
 
     Removes the DeadQueue entry first: without its row it could not be found. If this stops in between, the
     sweep adds the entry again. One that a sweep adds which read the row just before goes with a later one.
@@ -99,6 +119,7 @@ def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[str, int]:
     topics = {topic.biz_type: topic for topic in center.store.topics.list()}
     rows = [row for row in center.store.read(job_ids).values() if row.status == TaskStatus.DEAD]
     sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in rows}
+    left: dict[int, Exception] = {}
     entries: dict[Slot, list[int]] = {}
     for row in rows:
         topic = topics.get(row.biz_type)
@@ -106,10 +127,10 @@ def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[str, int]:
             entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(row.job_id)
     for slot, removed in center.queues.purge_dead(entries).items():
         if isinstance(removed, IndexUnavailable):
-            for job_id in entries[slot]:
-                del sizes[job_id]
-    deleted = center.store.delete_ended(sizes, [TaskStatus.DEAD])
-    return {"purged": sum(deleted.results), "left": len(rows) - len(sizes) + len(deleted.failed)}
+            left |= dict.fromkeys(entries[slot], removed)
+    there = {job_id: size for job_id, size in sizes.items() if job_id not in left}
+    deleted = center.store.delete_ended(there, [TaskStatus.DEAD])
+    return sum(deleted.results), left | deleted.failed
 
 
 def cancel(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
@@ -182,42 +203,54 @@ def _conclude(store: Store, job: BulkJob, outcome: str) -> None:
 # --- what one step does
 
 
-def _cancel(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> Mapping[int, str]:
-    return {job_id: outcome.value for job_id, outcome in cancel(center, job_ids).items()}
+# Each returns what came of tasks, nothing for those that are not there, and why others have no outcome. What
+# it raises is no fault of theirs.
+
+_Done = tuple[Mapping[int, str], Mapping[int, Exception]]
 
 
-def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> Mapping[int, str]:
-    [job_id] = job_ids  # each is a transaction of its own, which may wait
+def _cancel(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> _Done:
+    found = center.store.cancel_each(job_ids)
+    asked = [job_id for job_id in job_ids if job_id not in found.unanswered]
+    outcomes = Changes(center).judge_cancels(asked, found)
+    return {job_id: outcome.value for job_id, outcome in outcomes.items()}, found.unanswered
+
+
+def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> _Done:
+    [job_id] = job_ids  # each is a transaction of its own
     given = map(job.details.get, ("action_time", "expires_at"))
     due, expiry = (None if text is None else documents.parse_instant(text) for text in given)
     delay = job.details.get("delay")
     try:
-        return {job_id: center.reschedule(job_id, action_time=due, delay=delay, expires_at=expiry).value}
+        return {job_id: center.reschedule(job_id, action_time=due, delay=delay, expires_at=expiry).value}, {}
     except errors.InvalidExpiry:
         if expiry is not None:
             raise
-        return {job_id: BulkOutcome.EXPIRES_BEFORE}
+        return {job_id: BulkOutcome.EXPIRES_BEFORE}, {}
 
 
-def _redrive(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> Mapping[int, str]:
-    if redrive(center, job_ids)["left"]:
-        raise errors.Unavailable("some tables do not answer")
-    return dict.fromkeys(center.store.read(job_ids), BulkOutcome.REDRIVEN)
+def _redrive(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> _Done:
+    died_by = job.created + 2 * MAX_CLOCK_SKEW_MS  # by the clocks of two hosts
+    left = dict(_redrive_dead(center, job_ids, died_by=died_by)[1])
+    rows = center.store.read([job_id for job_id in job_ids if job_id not in left])
+    left |= {job_id: _DIED for job_id, row in rows.items() if row.status == TaskStatus.DEAD}
+    return dict.fromkeys(rows, BulkOutcome.REDRIVEN), left
 
 
-def _purge(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> Mapping[int, str]:
-    if purge_dead(center, job_ids)["left"]:
-        raise errors.Unavailable("some cannot be deleted")
+def _purge(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> _Done:
+    left = _purge_dead(center, job_ids)[1]
     found: dict[int, str] = dict.fromkeys(job_ids, BulkOutcome.PURGED)
-    return found | dict.fromkeys(center.store.read(job_ids), BulkOutcome.NOT_DEAD)
+    rows = center.store.read([job_id for job_id in job_ids if job_id not in left])
+    return found | dict.fromkeys(rows, BulkOutcome.NOT_DEAD), left
 
 
-_DO: Mapping[BulkKind, Callable[[TimeoutCenter, Sequence[int], BulkJob], Mapping[int, str]]] = {
+_DO: Mapping[BulkKind, Callable[[TimeoutCenter, Sequence[int], BulkJob], _Done]] = {
     BulkKind.CANCEL: _cancel,
     BulkKind.RESCHEDULE: _reschedule,
     BulkKind.REDRIVE: _redrive,
     BulkKind.PURGE: _purge,
 }
+_DIED = TocError("it was redriven and has died again since the job was made")
 
 
 @dataclass(slots=True)
@@ -230,6 +263,10 @@ class _Held:
     """When its lease is renewed, if no step does so before."""
     failed: str = ""
     """The last error about one of its tasks."""
+    found: dict[int, BulkOutcome] = field(default_factory=dict)
+    """Outcomes that are not written yet, as others before them are not known."""
+    again: Collection[int] = ()
+    """Tasks that the last step could not change, as their rows or tables were in trouble."""
 
 
 class BulkRunner:
@@ -288,50 +325,65 @@ class BulkRunner:
         number, offset = divmod(job.done, PART)
         part = self._table.part(job.name, number)
         chunk = part.job_ids[offset : offset + size]
+        waits: Exception | None = None
+        trouble: dict[int, Exception] = {}
         try:
-            # The first read that waits for a server that hangs marks it. Later ones fail at once, and jobs
-            # whose tasks are elsewhere go on.
-            self._center.store.read_tries(chunk).whole()
-            found = self._do(held, chunk)
+            # The first that waits for a server that hangs marks it. Later ones fail at once, and jobs whose
+            # tasks are elsewhere go on.
+            rest = [job_id for job_id in chunk if job_id not in held.found]
+            trouble |= self._center.store.unwritable(rest)
+            trouble |= self._do(held, [job_id for job_id in rest if job_id not in trouble])
         except (errors.Unavailable, errors.SchemaBehind) as exc:
-            held.next_at = self._clock.monotonic() + RETRY_SECONDS
-            what = next(text for kind, text in _WAITS.items() if isinstance(exc, kind))
-            self._save(held, error=f"it waits: {what}")
-            return
-        outcomes = [BulkOutcome(found.get(job_id, BulkOutcome.UNKNOWN)) for job_id in chunk]
+            waits = exc
+        for job_id, error in trouble.items():
+            # A row may be locked for a moment by whoever ends its task, hence two goes.
+            twice = isinstance(error, OF_TABLES) and job_id in held.again
+            if isinstance(error, (errors.Unavailable, errors.SchemaBehind)) and not twice:
+                waits = error
+            else:
+                held.found[job_id] = BulkOutcome.FAILED
+                held.failed = f"task {job_id}: {_failure(job, error)}"
+        held.again = [job_id for job_id, error in trouble.items() if isinstance(error, OF_TABLES)]
+        outcomes = [held.found.pop(job_id) for job_id in takewhile(held.found.__contains__, chunk)]
         failpoint("bulk.step-done")
         counts = Counter(job.counts) + Counter(outcome.value for outcome in outcomes)
-        held.job = job = replace(job, done=job.done + len(chunk), counts=counts)
+        held.job = job = replace(job, done=job.done + len(outcomes), counts=counts)
         written = part.outcomes[:offset] + bytes(map(STORED.index, outcomes))
         ended = BulkState.DONE if job.done >= job.tasks or not chunk else None
         if ended:
             if job.done < job.tasks:  # a part is missing, or shorter than it was
                 held.failed = f"{job.tasks - job.done} of its tasks are not known any more"
             _conclude(self._center.store, job, audit.DONE)
-        held.next_at = now + len(chunk) / job.rate
-        self._save(held, error=held.failed, part=(number, written), state=ended)
+        held.next_at = now + len(outcomes) / job.rate
+        told = held.failed
+        if waits is not None:
+            held.next_at = self._clock.monotonic() + RETRY_SECONDS
+            told = f"it waits: {_trouble(waits)}"
+        self._save(held, error=told, part=(number, written), state=ended)
 
-    def _do(self, held: _Held, chunk: Sequence[int]) -> Mapping[int, str]:
-        """Return the outcomes of some tasks. Raises Unavailable, SchemaBehind.
+    def _do(self, held: _Held, job_ids: Sequence[int]) -> Mapping[int, Exception]:
+        """Do some tasks, and return why some of them have no outcome. Raises Unavailable, SchemaBehind.
 
         First renews the lease: whoever was silent for longer than that must undo nothing that came after.
         """
-        job, many = held.job, len(chunk) > 1
+        job, many = held.job, len(job_ids) > 1
         if self._clock.monotonic() >= held.keep_at:
             if self._table.save(job, self._owner) is None:
                 raise errors.Busy("another process has the job")
             held.keep_at = self._clock.monotonic() + LEASE_MS / 3000
         try:
-            if not many or job.kind is not BulkKind.RESCHEDULE:
-                return _DO[job.kind](self._center, chunk, job)
+            if job_ids and not (many and job.kind is BulkKind.RESCHEDULE):
+                found, left = _DO[job.kind](self._center, job_ids, job)
+                asked = (job_id for job_id in job_ids if job_id not in left)
+                held.found |= {one: BulkOutcome(found.get(one, BulkOutcome.UNKNOWN)) for one in asked}
+                return left
         except (errors.Unavailable, errors.SchemaBehind):
             raise
         except Exception as exc:
             if not many:
-                held.failed = f"task {chunk[0]}: {_failure(job, exc)}"
-                return {chunk[0]: BulkOutcome.FAILED}
+                return dict.fromkeys(job_ids, exc)
         # If one of them has failed, the others must not suffer from it.
-        return {job_id: found for one in chunk for job_id, found in self._do(held, [one]).items()}
+        return {job_id: error for one in job_ids for job_id, error in self._do(held, [one]).items()}
 
     def _save(
         self, held: _Held, *, error: str | None = None, part: tuple[int, bytes] | None = None,
@@ -383,7 +435,13 @@ def _done(job: BulkJob) -> str:
 
 def _failure(job: BulkJob, error: Exception) -> str:
     """Say why a task failed."""
+    if isinstance(error, tuple(_WAITS)):
+        return f"{_trouble(error)}; another job tries it again"
     if isinstance(error, TocError):
         return redact(str(error))
     log.error("bulk_task_failed", bulk=job.name, stack=stack(error))
     return "the gateway failed; its log tells more"
+
+
+def _trouble(error: Exception) -> str:
+    return next(text for kind, text in _WAITS.items() if isinstance(error, kind))

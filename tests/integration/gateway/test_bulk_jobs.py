@@ -4,6 +4,8 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -20,7 +22,7 @@ from benchmarks.local import MariaDB
 from toc import NewTask, RescheduleOutcome, TaskStatus, TimeoutCenter
 from toc.model.access import Role, Token
 from toc.model.bulk import KEPT_MS, BulkJob
-from toc.model.clock import Clock
+from toc.model.clock import Clock, to_ms
 from toc.model.documents import parse_instant as instant_of
 from toc.model.errors import Busy, IndexUnavailable, InvalidInput, SchemaBehind, StoreUnavailable
 from toc.model.sharding import BizId
@@ -141,16 +143,113 @@ def test_a_task_that_fails_harms_itself_alone(system: System, monkeypatch: pytes
     center = system.center
     job_ids = submitted(center, 150)
 
-    def cancel(changes: Changes, chosen: Any, real: Any = Changes.cancel) -> Any:
+    def judge(changes: Changes, chosen: Any, found: Any, real: Any = Changes.judge_cancels) -> Any:
         if job_ids[7] in chosen:
             raise KeyError("a bug, with a secret")
-        return real(changes, chosen)
+        return real(changes, chosen, found)
 
-    monkeypatch.setattr(Changes, "cancel", cancel)
+    monkeypatch.setattr(Changes, "judge_cancels", judge)
     job = run(center, make(center, bulk.cancel_all))
     assert job["counts"] == {"cancelled": 149, "failed": 1}
     assert job["error"] == f"task {job_ids[7]}: the gateway failed; its log tells more"
     assert set(outcomes(center, job["name"], outcome="failed")) == {job_ids[7]}
+
+
+@contextmanager
+def locked(center: TimeoutCenter, job_id: int, *, table: bool = False) -> Iterator[None]:
+    """An open transaction of somebody else has the task's row, or its table."""
+    shards = center.store._shards
+    number = shards.table_of(job_id)
+    name = shards.names[number]
+    holder = shards.server_of[number]._connect_within(5)
+    try:
+        row = ["BEGIN", f"SELECT 1 FROM {name} WHERE job_id={job_id} FOR UPDATE"]
+        holder.batch([f"LOCK TABLES {name} READ"] if table else row)
+        yield
+    finally:
+        holder.close()
+
+
+@pytest.mark.parametrize("kind", ["cancel", "reschedule", "redrive", "purge"])
+def test_a_row_that_is_locked_fails_alone_and_nothing_is_done_twice(system: System, kind: str) -> None:
+    center = system.center
+    job_ids = killed(center, 250, "x") if kind in ("redrive", "purge") else submitted(center, 250)
+    more = {"delay": 7200.0} if kind == "reschedule" else {}
+    name = make(center, getattr(bulk, f"{kind}_all"), rate=10_000, **more)
+    order = center.store.bulk.part(name, 0).job_ids
+    held, first = order[50], order[0]
+    runner = BulkRunner(center)
+    with locked(center, held):
+        runner.run_once()
+        assert act(center, bulk.show, name=name)["error"] == "it waits: another transaction has locked a row"
+        if kind == "redrive":  # it dies again before the next step
+            center.store.die([Failure(first, 1, 0, 0, 16, 0, center.clock.now_ms(), "again")])
+        job = run(center, name, runner)
+    done = {"cancel": "cancelled", "reschedule": "rescheduled", "redrive": "redriven", "purge": "purged"}
+    assert job["counts"] == {done[kind]: 249, "failed": 1}
+    told = f"task {held}: another transaction has locked a row; another job tries it again"
+    assert job["error"] == told
+    assert set(outcomes(center, name, outcome="failed")) == {held}
+    rows = center.store.read(job_ids)
+    if kind in ("redrive", "reschedule"):
+        assert {row.version for row in rows.values() if row.job_id != held} == {1}
+    assert run(center, make(center, getattr(bulk, f"{kind}_all"), **more))["counts"][done[kind]] >= 1
+    if kind == "purge":
+        assert not center.store.read(job_ids)
+
+
+@pytest.mark.parametrize("kind", ["cancel", "reschedule", "redrive", "purge"])
+def test_a_table_that_is_locked_harms_no_tasks_of_others(system: System, kind: str) -> None:
+    center = system.center
+    shards = center.store._shards
+    job_ids = killed(center, 90, "x") if kind in ("redrive", "purge") else submitted(center, 90)
+    theirs = {one for one in job_ids if shards.table_of(one) == shards.table_of(job_ids[0])}
+    name = make(
+        center, getattr(bulk, f"{kind}_all"), rate=10_000, **{"delay": 9e4} if kind == "reschedule" else {}
+    )
+    with locked(center, job_ids[0], table=True):
+        counts = run(center, name)["counts"]
+    assert (counts.pop("failed"), sum(counts.values())) == (len(theirs), 90 - len(theirs))
+    assert set(outcomes(center, name, outcome="failed")) == theirs
+
+
+def test_what_is_done_before_a_server_is_away_is_not_done_again(
+    system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    center = system.center
+    job_ids = submitted(center, 60)
+    name = make(center, bulk.reschedule_all, delay=7200.0, rate=1000)
+    fiftieth, away = center.store.bulk.part(name, 0).job_ids[50], [True]
+
+    def reschedule(self: TimeoutCenter, job_id: int, real: Any = TimeoutCenter.reschedule, **to: Any) -> Any:
+        return (
+            refuse(StoreUnavailable("db1 is away"))
+            if away and job_id == fiftieth
+            else real(self, job_id, **to)
+        )
+
+    monkeypatch.setattr(TimeoutCenter, "reschedule", reschedule)
+    BulkRunner(center).run_once()
+    assert act(center, bulk.show, name=name)["done"] == 50
+    away.clear()
+    free_leases(center)
+    assert run(center, name)["counts"] == {"rescheduled": 60}
+    assert {row.version for row in center.store.read(job_ids).values()} == {1}
+
+
+def test_what_dies_again_after_a_job_was_made_is_left_alone_and_it_says_so(system: System) -> None:
+    center = system.center
+    first, *rest = killed(center, 3, "x")
+    name = make(center, bulk.redrive_all)
+    center.store.redrive([first], center.clock.now_ms())
+    made = to_ms(instant_of(act(center, bulk.show, name=name)["created"]))
+    assert until(lambda: center.clock.now_ms() > made + 1000)
+    center.store.die([Failure(first, 1, 0, 0, 16, 0, center.clock.now_ms(), "again")])
+    job = run(center, name)
+    assert job["counts"] == {"redriven": 2, "failed": 1}
+    assert job["error"] == f"task {first}: it was redriven and has died again since the job was made"
+    assert statuses(center, rest) == {TaskStatus.PENDING}
+    assert statuses(center, [first]) == {TaskStatus.DEAD}
 
 
 def test_a_deadline_that_has_passed_before_a_task_had_its_turn_is_its_failure(system: System) -> None:
@@ -338,7 +437,7 @@ def test_a_job_says_what_it_waits_for_and_names_no_server(
 ) -> None:
     submitted(system.center, 1)
     name = make(system.center, bulk.cancel_all)
-    monkeypatch.setattr(Changes, "cancel", lambda *_: refuse(error))
+    monkeypatch.setattr(Changes, "judge_cancels", lambda *_: refuse(error))
     BulkRunner(system.center).run_once()
     assert act(system.center, bulk.show, name=name)["error"] == f"it waits: {told}"
 

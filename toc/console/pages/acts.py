@@ -234,7 +234,7 @@ _OUTCOMES = {
     "expires_before": ("Left alone: it expires before its new deadline.", "warn"),
     "not_dead": ("Left alone: somebody has redriven it meanwhile.", "warn"),
     "unknown": ("There is no such task any more.", "warn"),
-    "failed": ("Left alone: an error about this task.", "bad"),
+    "failed": ("Left alone: an error about this task. Make a job for it again.", "bad"),
 }
 """What came of a task, by its name, in words."""
 _FILTERS = ("topic", "biz_id", "text", "due_after", "due_before", "error")

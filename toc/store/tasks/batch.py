@@ -270,13 +270,24 @@ class Batches(Tries):
 
         return self._shards.each(self._shards.group(job_ids), send, locks=True).failed
 
+    def unwritable(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
+        """Return which of these nobody else can change now, as others have locked them or their servers are
+        away, with the reason. Changes nothing."""
+
+        def send(server: DatabaseServer, ids: sql.ByTable) -> None:
+            updates = sql.update_by_id(server, self._shards.names, ids, "version=version", "version>=0")
+            server.run(updates, transaction=True, outwait=False)
+
+        return self._shards.each(self._shards.group(job_ids), send, locks=True).failed
+
     def redrive(
-        self, job_ids: Iterable[int], now_ms: int, *, tries: int | None = None, expires_at: int = 0
-    ) -> Answers[TaskRow]:
+        self, job_ids: Iterable[int], now_ms: int, *, tries: int | None = None, expires_at: int = 0,
+        died_by: int | None = None,
+    ) -> Answers[TaskRow]:  # fmt: skip
         """Make dead tasks pending, due at ``now_ms``, with all their tries and version + 1; last_error stays.
 
         ``tries``: how many they have from now on (None: as before). ``expires_at`` (ms; 0: never) is
-        not before ``now_ms``. Returns the changed rows.
+        not before ``now_ms``. ``died_by`` (ms): only those that died no later. Returns the changed rows.
         """
         changed = self._stamp()
 
@@ -284,6 +295,7 @@ class Batches(Tries):
             now, stamp, what = server.instant(now_ms), server.instant(changed), sql.columns(server)
             expiry = server.instant(expires_at) if expires_at else "NULL"
             own = "" if tries is None else f"tries={tries:d},"
+            dead = f"status={DEAD}" + (f" AND next_time<={server.instant(died_by)}" if died_by else "")
             statements = []
             for table, part in ids.items():
                 name, where = self._shards.names[table], f"job_id IN ({sql.numbers(part)})"
@@ -294,15 +306,15 @@ class Batches(Tries):
                         f"UPDATE {name} SET status={PENDING},version=version+1,"
                         f"redrives=redrives+(redrives<65535),attempts=0,crashes=0,"
                         f"{own}expires_at={expiry},expired=0,next_time={now},"
-                        f"gmt_modified={stamp},{NO_LEASE},{FREE} WHERE {where} AND status={DEAD}"
+                        f"gmt_modified={stamp},{NO_LEASE},{FREE} WHERE {where} AND {dead}"
                     ),
                     Statement(f"SELECT {what} FROM {name} WHERE {ours}"),
                     bodies.follow(self._shards.body_names[table], name, part),
                 ]
-            results = server.run(statements, transaction=True)
+            results = server.run(statements, transaction=True, outwait=False)
             return {row.job_id: row for row in sql.task_rows(results[1::3])}
 
-        return self._shards.each(self._shards.group(job_ids), send).joined()
+        return self._shards.each(self._shards.group(job_ids), send, locks=True).joined()
 
     def delete_ended(self, sizes: Mapping[int, int], statuses: Collection[int] = FINAL) -> Parts[int]:
         """Delete those rows that have one of these statuses, and their bodies. Returns how many were deleted,
