@@ -83,7 +83,7 @@ def handle(center: TimeoutCenter | AsyncTimeoutCenter, queue: str = "default") -
         result.worker_ids.extend(["toc"] * task.attempt)
         close_old_connections()
         try:
-            task_started.send(TocBackend, task_result=result)
+            task_started.send_robust(TocBackend, task_result=result)
             context = [TaskContext(task_result=result)] if wanted.takes_context else []
             returned = wanted.call(*context, *result.args, **result.kwargs)
         except BaseException as exc:

@@ -1,6 +1,6 @@
 """Why a task is late: shares, the sentence, the line of a row, and which cause a worker finds."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +9,6 @@ from harness.rows import known
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toc.index.messages import Claim, Owner
 from toc.index.queues import NoIndex
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
@@ -264,14 +263,10 @@ def worker_killed(scene: Scene) -> None:
 
 
 def moved(scene: Scene) -> None:
-    """From another worker, which lives, 3 s after it was due; an older owner has died since."""
+    """From another worker, which lives, 3 s after it was due."""
     scene.book.give_up([SLOT])
-    scene.book.want([SLOT], 103.0)
-    scene.book.owned = {SLOT: OwnedSlot(SLOT, 1, {0: "host-2"}, moved=True)}
-    scene.late.came(SLOT, ms(-1))  # the former owner has put it back
-    scene.clock.wall -= 8
-    scene.late.died(["host-3"])
-    scene.clock.wall += 8
+    scene.book.want([SLOT], 103.0, handed=[SLOT])
+    scene.book.owned = {SLOT: OwnedSlot(SLOT, 1, {0: "host-2"})}
 
 
 def moved_in_between(scene: Scene) -> None:
@@ -283,9 +278,8 @@ def moved_in_between(scene: Scene) -> None:
 
 
 def moved_as_its_owner_died(scene: Scene) -> None:
-    """The last owner, whose death is known, had called a moment before; an older one lives."""
     worker_killed(scene)
-    scene.book.owned = {SLOT: OwnedSlot(SLOT, 1, {0: "host-2", 1: "host-4"}, moved=True)}
+    scene.book.handed = frozenset([SLOT])
 
 
 def killed_before_it_was_stored(scene: Scene) -> None:
@@ -298,8 +292,15 @@ def killed_before_it_was_stored(scene: Scene) -> None:
 
 def committed_late(scene: Scene) -> None:
     scene.clock.wall -= 3
-    scene.late.came(SLOT, ms(-1))
+    scene.late.came(SLOT)
     scene.clock.wall += 3
+
+
+def others_committed_late(scene: Scene) -> None:
+    """After it was taken: it waited for its turn."""
+    scene.entry.held, scene.entry.taken = 100.1, ms(0.1)
+    scene.entry.read = 100.11
+    committed_late(scene)
 
 
 def redis_and_refilled(scene: Scene) -> None:
@@ -361,6 +362,7 @@ SCENES: dict[Callable[[Scene], None], Cause] = {
     clock_behind: Cause.CLOCK, clock_ahead: Cause.CLOCK, clock_set: Cause.CLOCK, halted: Cause.HALTED,
     target: Cause.TARGET, misfit: Cause.MISFIT, target_waits: Cause.TARGET,
     killed_before_it_was_stored: Cause.NO_OWNER, committed_late: Cause.STORED_LATE,
+    others_committed_late: Cause.BACKLOG,
     redis_and_refilled: Cause.REDIS, moved: Cause.BACKLOG, moved_in_between: Cause.NO_OWNER,
     moved_as_its_owner_died: Cause.WORKER_KILLED,
 }  # fmt: skip
@@ -385,28 +387,13 @@ def test_of_a_move_only_its_own_time_counts_as_without_an_owner(scene: Scene) ->
     assert shares == {Cause.BACKLOG: 6020, Cause.NO_OWNER: MOVE_MS}
 
 
-class Claims(NoIndex):
-    """An index in which two other workers hold claims; one of them has not been heard of for 4 s."""
-
-    present = True
-
-    def claim(self, slots: Iterable[Slot], worker_id: str) -> dict[Slot, Any]:
-        assert worker_id == "host-1"
-        lost, lives = Claim(3, {2: "lost"}), Claim(3, {1: "lives", 2: "lost"})
-        return {slot: lost if slot.number == 2 else lives for slot in slots}
-
-    def owner(self) -> Owner:
-        return Owner("this", "", 0, {"lives": 2, "lost": 4, "host-1": 0})
-
-
-def test_a_slot_has_moved_if_it_had_to_be_waited_for_and_a_former_owner_lives() -> None:
-    handed, drained, lost = (Slot("order.close", number) for number in range(3))
-    book = SlotBook(Claims(), "host-1")
-    book.want([handed, drained, lost], handed=[handed, lost])
-    assert {owned.slot for owned in book.claim_missing() if owned.moved} == {handed}
-    book.give_up([handed])
-    book.want([handed])
-    assert not any(owned.moved for owned in book.claim_missing()), "it was free this time"
+def test_a_slot_that_was_free_this_time_has_not_moved() -> None:
+    book = SlotBook(NoIndex(), "host-1")
+    book.want([SLOT], handed=[SLOT])
+    assert book.handed == {SLOT}
+    book.give_up([SLOT])
+    book.want([SLOT])
+    assert not book.handed
 
 
 def test_what_started_in_time_is_not_late_unless_it_was_tried_before(scene: Scene) -> None:

@@ -68,7 +68,7 @@ class About(NamedTuple):
 
 
 CAUSES: dict[Cause, About] = {  # where several hold at once, the first of them counts
-    Cause.STORED_LATE: About("it was stored after its time", "submit earlier; see which caller was slow"),
+    Cause.STORED_LATE: About("it was stored after its time", "submit and commit earlier; else toc doctor"),
     Cause.PAUSED: About("its topic was paused", "if still: toc topic resume TOPIC"),
     Cause.CLOCK: About("clocks differed", "toc doctor; let a time service set that host's clock"),
     Cause.HALTED: About("its process stood still", "look for a paused or starved machine"),

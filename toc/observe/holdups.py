@@ -6,11 +6,11 @@ counts it. What was counted in some seconds becomes episodes: one for each topic
 
 import secrets
 import threading
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 
 from toc.model.clock import Clock
 from toc.model.lateness import CAUSES, LATE_MS, Cause, Episode, LateStart, Span, clock_time, fill
-from toc.model.topic import Topic
+from toc.model.topic import Slot, Topic
 from toc.observe.metrics import LATE_TASKS
 
 SLOW_SECONDS = 0.3
@@ -41,6 +41,8 @@ class Holdups:
         self._who = who
         self._notes: dict[Hashable, tuple[Span, ...]] = {}
         """By place. The tuples are replaced, never changed in place."""
+        self._came: dict[Slot, tuple[int, ...]] = {}
+        """When tasks came to a slot after their time (ms)."""
         self._wall = self._offset()
         """The wall clock minus the monotonic one (ms)."""
         self._second = self._lines = 0
@@ -69,10 +71,15 @@ class Holdups:
             now = self._clock.now_ms()
             self.note(cause, place, now - round(seconds * 1000), now, f"{what} took {seconds:.1f} s")
 
-    def came(self, place: Hashable, due: int) -> None:
-        """Note that a task which was due at ``due`` (ms) has just come to a place that had nothing due."""
-        now = self._clock.now_ms()
-        self.note(Cause.STORED_LATE, (place,), due, now, f"it was there at {clock_time(now)} UTC")
+    def came(self, slot: Slot) -> None:
+        """Note that tasks have just come to a slot after their time: it had nothing due before."""
+        with self._lock:
+            self._came[slot] = (*self._came.get(slot, ()), self._clock.now_ms())[-NOTES:]
+
+    def came_late(self, slot: Slot, due: int, held: int) -> list[Span]:
+        """Return the span until a task came to its slot that was due then, and taken at ``held`` (ms)."""
+        times = [at for at in self._came.get(slot, ()) if due < at <= held]
+        return [Span(Cause.STORED_LATE, due, at, f"it came at {clock_time(at)} UTC") for at in times[-1:]]
 
     def look_at_clock(self) -> None:
         """Note if this host's clock was set forward since the last call: what was due in between is late."""
@@ -88,16 +95,16 @@ class Holdups:
     # --- which of it explains a start
 
     def fill(
-        self, due: int, started: int, places: Iterable[Hashable], spans: Iterable[Span], rest: Span
-    ) -> list[Span]:
+        self, due: int, started: int, places: Iterable[Hashable], spans: Iterable[Span], rest: Span,
+        last: Sequence[Span] = (),
+    ) -> list[Span]:  # fmt: skip
         """Return what fills the time from ``due`` to ``started`` (ms): the notes of these places, and these
-        spans; then what came late; what they leave is ``rest``."""
-        found, late = list(spans), list[Span]()
+        spans; then the ``last``; what they leave is ``rest``."""
+        found = list(spans)
         for place in (EVERYWHERE, *places):
             found += [span for span in self._notes.get(place, ()) if span.until > due]
-            late += [span for span in self._notes.get((place,), ()) if span.until > due]
         found.sort(key=lambda span: _ORDER[span.cause])
-        return fill(due, started, found + late, rest)
+        return fill(due, started, [*found, *last], rest)
 
     def of_topic(self, topic: Topic, due: int, held: int) -> Iterator[Span]:
         """Return what its topic's pause and resume explain of a task taken at ``held`` (ms)."""

@@ -64,7 +64,7 @@ class DueRows:
                 starts = {table: self._places.get(table, Position(0)) for table in tables}
                 page = partial(self._page, starts, ahead, of_types(by_type))
                 new.append(self._asked.setdefault(server, self._store.soon(page)))
-        wait(new, ROWS_SECONDS)
+        wait(new, ROWS_SECONDS if len(self._servers) > 1 else None)
         answers = [self._asked.pop(server).result() for server, one in [*self._asked.items()] if one.done()]
         pages = {table: page for answer, _ in answers for table, page in answer.items()}
         locked = {job_id for _, some in answers for job_id in some}

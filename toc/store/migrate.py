@@ -22,7 +22,7 @@ from toc.store.check import ShardStatus, check_server
 from toc.store.schema import IDENTITY_TABLE
 from toc.store.servers import sqlite
 from toc.store.servers.mysql import NO_RIGHT, connector, error_code, server_name
-from toc.store.servers.server import DatabaseServer, Statement
+from toc.store.servers.server import DatabaseServer, Locked, Statement
 from toc.store.servers.shards import Layout, Shards
 
 TABLE_SECONDS = 5
@@ -195,4 +195,6 @@ def _translated(server: DatabaseServer) -> Iterator[None]:
             raise
         if error_code(cause) in NO_RIGHT:
             error = type(error)(f"{error}: run it as the account that may create tables")
+        elif isinstance(error, Locked):
+            error = Locked(f"{error}: a transaction uses a table; end it, and run this again: it goes on")
         raise error from exc

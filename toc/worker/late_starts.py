@@ -4,7 +4,7 @@ The causes are written with the outcome of the try, so that no task costs a stat
 many late starts the others are only counted.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 
 from toc.model.catalog import TopicCatalog
 from toc.model.clock import Clock
@@ -33,14 +33,6 @@ class LateStarts(Holdups):
         self._book = book
         self._deaths: list[tuple[int, str]] = []
         """When it learned that a worker had died (ms)."""
-
-    def came(self, place: Hashable, due: int) -> None:
-        """Note it as a Holdups does, unless the former owner of a slot that has moved here had it before."""
-        if isinstance(place, Slot) and (one := self._book.owned.get(place)) is not None and one.moved:
-            owned = self._clock.monotonic() - self._book.wanted.get(place, 0.0)
-            if due < self._clock.now_ms() - owned * 1000:
-                return
-        super().came(place, due)
 
     def died(self, workers: Iterable[str]) -> None:
         """Note workers that have died."""
@@ -97,15 +89,14 @@ class LateStarts(Holdups):
         if started - entry.behind > begun:
             spans.append(Span(Cause.TARGET, begun, started, "it waited for its turn at its target"))
         rest = Span(entry.crowd[0], 0, 0, entry.crowd[1])
-        return self.fill(due, started, (server, entry.slot), spans, rest)
+        came = self.came_late(entry.slot, due, held)
+        return self.fill(due, started, (server, entry.slot), spans, rest, came)
 
     def _unowned(self, slot: Slot, due: int, owned: int, stored: int) -> Span:
         """Return the span until this worker got a slot: only a move, if a living worker had it before."""
-        oldest = max(due - DEATH_MS, stored)
-        dead = [worker for at, worker in self._deaths if oldest < at <= owned + JOIN_MS]
-        now = self._book.owned.get(slot)
-        if now is not None and now.moved and set(dead).isdisjoint(now.others.values()):
+        for at, worker in reversed(self._deaths):
+            if max(due - DEATH_MS, stored) < at <= owned + JOIN_MS:
+                return Span(Cause.WORKER_KILLED, due, owned, worker)
+        if slot in self._book.handed and (one := self._book.owned.get(slot)) is not None and one.others:
             return Span(Cause.NO_OWNER, max(due, owned - MOVE_MS), owned, "while its slot moved")
-        if dead:
-            return Span(Cause.WORKER_KILLED, due, owned, dead[-1])
         return Span(Cause.NO_OWNER, due, owned, f"until {clock_time(owned)} UTC")

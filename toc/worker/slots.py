@@ -3,7 +3,6 @@
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 
@@ -14,9 +13,6 @@ from toc.observe.log import get_logger
 
 log = get_logger(__name__)
 
-HEARD_SECONDS = 3
-"""Who has called the index within this time lives: it calls every two seconds. A slot of a host that is lost
-is free later, when its session has timed out."""
 NEVER = 2**62
 """The due time of a slot in which nothing is known to be due."""
 
@@ -30,8 +26,6 @@ class OwnedSlot:
     """The number that its PrepareQueue entries carry."""
     others: dict[int, str]
     """The numbers that other workers hold or held."""
-    moved: bool = False
-    """Whether a living worker owned it until this one did."""
     due: int = NEVER
     """When its first entry is due, as far as known (ms)."""
     look: int = NEVER
@@ -122,16 +116,11 @@ class SlotBook:
             return []
         fresh: list[OwnedSlot] = []
         failures: list[IndexUnavailable] = []
-        living = set[str]()
-        with suppress(IndexUnavailable):
-            if not self.handed.isdisjoint(missing) and (owner := self._queues.owner()):
-                living = {worker for worker, seconds in owner.members.items() if seconds <= HEARD_SECONDS}
         for slot, result in self._queues.claim(missing, self.worker_id).items():
             if isinstance(result, IndexUnavailable):
                 failures.append(result)
             else:
-                moved = slot in self.handed and not living.isdisjoint(result.others.values())
-                fresh.append(OwnedSlot(slot, result.number, dict(result.others), moved))
+                fresh.append(OwnedSlot(slot, result.number, dict(result.others)))
         if failures:
             log.warning("slots_not_claimed", slots=len(failures), error=str(failures[0]))
         with self._lock:

@@ -26,6 +26,7 @@ from toc.coordination.assignment import PROTOCOL
 from toc.index.takes import Takes
 from toc.loop import Bell, Loop, watched_thread
 from toc.maintenance.dead_entries import DeadQueueCheck
+from toc.model.lateness import LATE_MS
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.sdk.client import TimeoutCenter
@@ -34,6 +35,7 @@ from toc.store.records.cluster import episode_writer
 from toc.worker.beat import Beat
 from toc.worker.check import Checker
 from toc.worker.control import BEAT_SECONDS, ControlPipe, Suspect, unpack
+from toc.worker.entry import State
 from toc.worker.handover import Handover
 from toc.worker.index_watch import IndexWatch
 from toc.worker.lease_keeper import LeaseKeeper
@@ -183,6 +185,9 @@ class Worker:
             self.reclaimer.look_now()  # a new connection: messages may have been missed
             self.watch.look_now()
         else:
+            now = self._clock.now_ms()
+            if due_ms < now - LATE_MS and self.poller.agenda.had_nothing(slot, due_ms, now):
+                self.tools.late.came(slot)
             self.tools.inbox.look_at(slot, due_ms)
 
     # --- main thread
@@ -330,7 +335,7 @@ class Worker:
 
     def _has_failed(self) -> bool:
         """Whether only what has failed here may keep us from being settled: no try runs."""
-        return self._failed and not any(entry.started for entry in self.tools.inflight.snapshot())
+        return self._failed and not any(one.state is State.RUNS for one in self.tools.inflight.snapshot())
 
     def _overdue(self) -> bool:
         """Whether the shutdown deadline is over. A process that is only recycled has none."""

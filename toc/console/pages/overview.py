@@ -21,7 +21,9 @@ HELD = columns(
     dead="/console/dead?topic={topic}",
 )
 HOSTS = columns(
-    "topic: Host, slots, scheduled: Counted as scheduled, prepared: Taken, dead, overdue", topic=""
+    "topic: Host, slots, scheduled: Counted as scheduled, prepared: Taken, dead, overdue, "
+    "unread: Slots not read",
+    topic="",
 )
 FINDINGS = columns("level, part, of, what: Finding, do: What to do")
 
@@ -126,6 +128,7 @@ async def topic(view: View) -> Content:
             each = slots.value["slots"]
             blocks.append(Facts("Backlog", columns=HELD[1:], record=by_topic(each)[0]))
             there = await view.part("Workers", "GET /v1/workers", fresh=CLUSTER_SECONDS)
+            blocks += there.notes
             if there.value is not None:
                 host = {one["worker"]: one["host"] for one in there.value["workers"]}
                 by_host = summed((host.get(one["owner"], "none alive"), one) for one in each)

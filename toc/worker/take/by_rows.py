@@ -94,8 +94,10 @@ class _Plan:
     """Topics of which this round reads no more."""
     until_ms: int = 0
     """Up to when rows are read that come due."""
+    of: tuple[set[str], set[Slot]] = field(default_factory=lambda: (set(), set()))
+    """The topics and slots of which the round reads rows."""
     began_ms: int = 0
-    """When the round began; 0: or not all tables have answered."""
+    """When the round began; 0: not all rows could be read."""
     seen_ms: int = 0
     """When the round before began, if it has read all that was due; else 0."""
     period: float = LOOK_SECONDS
@@ -202,9 +204,11 @@ class RowTaker:
     def _look(self, plan: _Plan, slots: Collection[Slot]) -> bool:
         """Read what comes due in some of a server's tables: a page of each. A round reads all. False if the
         server did not answer."""
-        began = self.tools.clock.monotonic()
+        began, served = self.tools.clock.monotonic(), self._served({slot.topic for slot in slots})
         if plan.anew or not plan.left:
-            plan.seen_ms = 0 if plan.anew or plan.full else plan.began_ms
+            of = set(served), set(slots)
+            plan.seen_ms = 0 if plan.anew or plan.full or plan.of != of else plan.began_ms
+            plan.of = of
             plan.anew, plan.began, plan.began_ms = False, began, self.tools.clock.now_ms()
             plan.until_ms = plan.began_ms + int(AHEAD * 1000 * plan.period)
             plan.left = dict.fromkeys(self._tables_of_server[plan.server], START)
@@ -213,7 +217,6 @@ class RowTaker:
                 plan.left = dict.fromkeys([*probed.with_due_rows, *probed.failed], START)
             plan.at_once = TABLES if plan.rows > PAGE else len(plan.left)
             plan.rows, plan.full = 0, set()
-        served = self._served({slot.topic for slot in slots})
         plan.full |= {name for name in served if len(plan.due.get(name, ())) >= ENOUGH}
         topics = {topic.biz_type: topic for name, topic in served.items() if name not in plan.full}
         starts = dict(islice(plan.left.items(), plan.at_once))
@@ -223,14 +226,14 @@ class RowTaker:
             due = f"{leases.due_within(int(AHEAD * 1000 * plan.period))} AND {leases.untaken()}"
             where = f"{of_types(topics)} AND {due}"
             pages = self.tools.store.scans.page(starts, plan.until_ms, PAGE, where=where)
-            if pages.unanswered:
-                plan.began_ms = 0
             if not pages and pages.unanswered:
                 self._failed(plan, pages.unanswered, began, RETRY_SECONDS)
                 return False
             plan.left |= {table: page[-1].position for table, page in pages.items() if len(page) == PAGE}
             found = list(chain.from_iterable(pages.values()))
             locked = self.tools.store.locked(row.job_id for row in found)
+            if pages.unanswered or locked:
+                plan.began_ms = 0
             plan.rows += len(found)
             fresh: defaultdict[str, set[DueTask]] = defaultdict(set)
             for row in found:
@@ -240,9 +243,8 @@ class RowTaker:
             for name, some in fresh.items():
                 rows = plan.due.setdefault(name, [])
                 unknown = some.difference(rows)  # the round before has read the others
-                for at, _, slot in unknown:
-                    if at < plan.seen_ms - LATE_MS:
-                        self.tools.late.came(slot, at)
+                for slot in {slot for at, _, slot in unknown if at < plan.seen_ms - LATE_MS}:
+                    self.tools.late.came(slot)
                 rows += unknown
                 rows.sort(reverse=True)
         now = self.tools.clock.monotonic()

@@ -23,7 +23,7 @@ from toc.index.nodes import RedisNode
 from toc.index.takes import Takes
 from toc.loop import Loop
 from toc.model.errors import IndexUnavailable
-from toc.model.lateness import LATE_MS, Cause
+from toc.model.lateness import Cause
 from toc.model.topic import Slot
 from toc.observe.log import get_logger
 from toc.observe.metrics import STEP
@@ -102,8 +102,6 @@ class Agenda:
         owned = self.tools.book.owned
         if not (news or self._no_room or self._held_up):
             return
-        if news:
-            self._note_late(news)
         looks = [news, self._no_room]
         if self._held_up:
             free = [node for node in self._held_up if node not in self.takes.under_way]
@@ -114,14 +112,15 @@ class Agenda:
                 if slot in owned:
                     self.look(owned[slot], due)
 
-    def _note_late(self, news: Mapping[Slot, int]) -> None:
-        """Note which slots had nothing due, as we know, and have something now that was due before."""
-        now = self.tools.clock.now_ms()
-        for slot, due in news.items():
-            if 0 < due < now - LATE_MS and (one := self.tools.book.owned.get(slot)) is not None:
-                waits = slot in self._no_room or self.takes.node(slot) in self.takes.under_way
-                if not (waits or one.left) and one.look > now:
-                    self.tools.late.came(slot, due)
+    def had_nothing(self, slot: Slot, due: int, now: int) -> bool:
+        """Whether nothing of a slot was due, as far as known, though a task in it came due at ``due`` (ms),
+        since it is ours. Any thread may call it."""
+        one, since = self.tools.book.owned.get(slot), self.tools.book.wanted.get(slot)
+        if one is None or since is None or now - due >= (self.tools.clock.monotonic() - since) * 1000:
+            return False
+        waits = slot in self._no_room or any(slot in held for held in list(self._held_up.values()))
+        asked = self.takes.node(slot) in self.takes.under_way
+        return not (waits or asked or one.left) and (one.look == NEVER or one.due > now)
 
     def look(self, owned: OwnedSlot, due: int, at: int = 0) -> None:
         """Schedule a look at a slot, with an entry due at ``due``, for then, but not before ``at`` (both ms);
