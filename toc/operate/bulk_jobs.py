@@ -250,7 +250,7 @@ _DO: Mapping[BulkKind, Callable[[TimeoutCenter, Sequence[int], BulkJob], _Done]]
     BulkKind.REDRIVE: _redrive,
     BulkKind.PURGE: _purge,
 }
-_DIED = TocError("it was redriven and has died again since the job was made")
+_DIED = TocError("it has died since the job was made")
 
 
 @dataclass(slots=True)
@@ -332,12 +332,14 @@ class BulkRunner:
             # tasks are elsewhere go on.
             rest = [job_id for job_id in chunk if job_id not in held.found]
             trouble |= self._center.store.unwritable(rest)
+            if job.kind is BulkKind.RESCHEDULE:  # what is done is written at once: again, it would move again
+                rest = list(takewhile(lambda job_id: job_id not in trouble, rest))
             trouble |= self._do(held, [job_id for job_id in rest if job_id not in trouble])
         except (errors.Unavailable, errors.SchemaBehind) as exc:
             waits = exc
         for job_id, error in trouble.items():
-            # A row may be locked for a moment by whoever ends its task, hence two goes.
-            twice = isinstance(error, OF_TABLES) and job_id in held.again
+            # A row may be locked for a moment by whoever ends its task: two goes. If all are, a table is.
+            twice = isinstance(error, Locked) and job_id in held.again and not len(trouble) == len(chunk) > 1
             if isinstance(error, (errors.Unavailable, errors.SchemaBehind)) and not twice:
                 waits = error
             else:
@@ -377,13 +379,20 @@ class BulkRunner:
                 asked = (job_id for job_id in job_ids if job_id not in left)
                 held.found |= {one: BulkOutcome(found.get(one, BulkOutcome.UNKNOWN)) for one in asked}
                 return left
-        except (errors.Unavailable, errors.SchemaBehind):
-            raise
+        except (errors.Unavailable, errors.SchemaBehind) as exc:
+            if many or not isinstance(exc, OF_TABLES):
+                raise
+            return dict.fromkeys(job_ids, exc)
         except Exception as exc:
             if not many:
                 return dict.fromkeys(job_ids, exc)
         # If one of them has failed, the others must not suffer from it.
-        return {job_id: error for one in job_ids for job_id, error in self._do(held, [one]).items()}
+        undone: dict[int, Exception] = {}
+        for one in job_ids:
+            undone |= self._do(held, [one])
+            if undone and job.kind is BulkKind.RESCHEDULE:
+                break
+        return undone
 
     def _save(
         self, held: _Held, *, error: str | None = None, part: tuple[int, bytes] | None = None,

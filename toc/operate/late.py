@@ -232,7 +232,8 @@ def late(
         "more_waiting": more_waiting,
         "missing": missing,
         "causes": [
-            {**one.shown(), "remedy": CAUSES[one.cause].of(one.topic)} for one in lateness.by_cause(found)
+            {**one.shown(), "remedy": CAUSES[one.cause].of(one.topic or "TOPIC")}
+            for one in lateness.by_cause(found)
         ],
         "episodes": [one.shown() for one in found],
         "more": len(found) == limit,

@@ -247,7 +247,7 @@ def test_what_dies_again_after_a_job_was_made_is_left_alone_and_it_says_so(syste
     center.store.die([Failure(first, 1, 0, 0, 16, 0, center.clock.now_ms(), "again")])
     job = run(center, name)
     assert job["counts"] == {"redriven": 2, "failed": 1}
-    assert job["error"] == f"task {first}: it was redriven and has died again since the job was made"
+    assert job["error"] == f"task {first}: it has died since the job was made"
     assert statuses(center, rest) == {TaskStatus.PENDING}
     assert statuses(center, [first]) == {TaskStatus.DEAD}
 

@@ -226,13 +226,15 @@ class RowTaker:
             due = f"{leases.due_within(int(AHEAD * 1000 * plan.period))} AND {leases.untaken()}"
             where = f"{of_types(topics)} AND {due}"
             pages = self.tools.store.scans.page(starts, plan.until_ms, PAGE, where=where)
+            if pages.unanswered:
+                plan.began_ms = 0
             if not pages and pages.unanswered:
                 self._failed(plan, pages.unanswered, began, RETRY_SECONDS)
                 return False
             plan.left |= {table: page[-1].position for table, page in pages.items() if len(page) == PAGE}
             found = list(chain.from_iterable(pages.values()))
             locked = self.tools.store.locked(row.job_id for row in found)
-            if pages.unanswered or locked:
+            if locked:
                 plan.began_ms = 0
             plan.rows += len(found)
             fresh: defaultdict[str, set[DueTask]] = defaultdict(set)
@@ -243,7 +245,8 @@ class RowTaker:
             for name, some in fresh.items():
                 rows = plan.due.setdefault(name, [])
                 unknown = some.difference(rows)  # the round before has read the others
-                for slot in {slot for at, _, slot in unknown if at < plan.seen_ms - LATE_MS}:
+                late = {slot for at, _, slot in unknown if at < plan.seen_ms - LATE_MS}
+                for slot in late.difference(slot for _, _, slot in rows):
                     self.tools.late.came(slot)
                 rows += unknown
                 rows.sort(reverse=True)
