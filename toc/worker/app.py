@@ -29,9 +29,8 @@ def load_app(path: str) -> TimeoutCenter:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute or "/" in module_name or module_name.endswith(".py"):
         like = module_name.removesuffix(".py").replace("/", ".").strip(".") or "package.module"
-        raise AppNotFound(
-            f"--app {path!r} must look like a module: write it as {like}:{attribute or 'center'}"
-        )
+        do = f"write it as {like}:{attribute or 'center'}"
+        raise AppNotFound(f"--app {path!r} must look like package.module:center: {do}")
     if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - sys.path holds str
         sys.path.insert(0, here)
     try:
