@@ -58,15 +58,17 @@ class LateStarts(Holdups):
             again = error is None and row.attempts and started - row.action_time > LATE_MS
             if started - row.next_time <= LATE_MS and until is None and not again:
                 continue
-            times = [int((at + wall) * 1000) + entry.behind if at else 0 for at in (entry.held, entry.read)]
-            late = LateStart(row.version, row.next_time, max(started, until or 0), (), *times)
+            late = LateStart(row.version, row.next_time, max(started, until or 0), ())
             if self.may_write():
                 spans = self._spans(entry, started, wall, server)
                 if until is not None and error is not None:
                     put_off = Cause.MISFIT if error.misfit else Cause.TARGET
                     about = error.misfit or error.text
                     spans = fill(late.due, late.started, spans, Span(put_off, 0, 0, about))
-                late = late._replace(spans=spans)
+                times = [
+                    int((at + wall) * 1000) + entry.behind if at else 0 for at in (entry.held, entry.read)
+                ]
+                late = late._replace(spans=spans, taken=times[0], read=times[1])
             found[row.job_id] = late
         return found
 

@@ -131,7 +131,8 @@ class Flusher:
         self._begin()
         try:
             gather = GATHER_BUSY_SECONDS if self.tools.backlogged else GATHER_SECONDS
-            time.sleep(max(self._flushed_at + gather - self.tools.clock.monotonic(), 0.0))
+            if (wait := self._flushed_at + gather - self.tools.clock.monotonic()) > 0:
+                time.sleep(wait)
             self._flushed_at = self.tools.clock.monotonic()
             batch = [self._ended.popleft() for _ in range(min(len(self._ended), FLUSH_LIMIT))]
             again = self._flushed_at >= self._again_at
