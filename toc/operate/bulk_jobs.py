@@ -10,9 +10,9 @@ ended.
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from toc.failpoint import failpoint
@@ -29,7 +29,6 @@ from toc.sdk.changes import Changes
 from toc.sdk.client import TimeoutCenter
 from toc.store.records.bulk import LEASE_MS
 from toc.store.servers.server import Locked, Refused
-from toc.store.servers.shards import OF_TABLES
 from toc.store.store import Store
 from toc.store.tasks.select import Selection
 
@@ -67,22 +66,16 @@ GROWTH, LEAST_GROWTH = 0.1, 10
 
 
 def redrive(
-    center: TimeoutCenter, job_ids: Sequence[int], *, tries: int | None = None, expires_at: int = 0
-) -> dict[str, int]:
-    """Make dead tasks pending again, due now, with all their tries. Skips tasks that are not dead.
+    center: TimeoutCenter, job_ids: Sequence[int], *, tries: int | None = None, expires_at: int = 0,
+    died_by: int | None = None,
+) -> dict[str, int]:  # fmt: skip
+    """Make dead tasks pending again, due now, with all their tries. Skips tasks that are not dead, and those
+    that died after ``died_by`` (ms).
 
     ``tries``: how many they have from now on. They expire at ``expires_at`` (ms), by default never. Writes
     the rows first, then the index. Counts ``redriven``; ``not_indexed_yet``: those of them that wait for
     the sweep, because Redis is out of reach; and ``left``: those whose tables do not answer.
     """
-    return _redrive_dead(center, job_ids, tries=tries, expires_at=expires_at)[0]
-
-
-def _redrive_dead(
-    center: TimeoutCenter, job_ids: Sequence[int], *, tries: int | None = None, expires_at: int = 0,
-    died_by: int | None = None,
-) -> tuple[dict[str, int], Mapping[int, Exception]]:  # fmt: skip
-    """Return the counts, and why tasks were left. Skips those that died after ``died_by`` (ms), too."""
     topics = {topic.biz_type: topic for topic in center.store.topics.list()}
     now = center.clock.now_ms()
     rows = center.store.redrive(job_ids, now, tries=tries, expires_at=expires_at, died_by=died_by)
@@ -98,19 +91,12 @@ def _redrive_dead(
     for slot, reply in center.queues.redrive(entries).items():
         if isinstance(reply, IndexUnavailable):
             later += len(entries[slot])
-    left = rows.unanswered
-    return {"redriven": len(rows), "not_indexed_yet": later, "left": len(left)}, left
+    return {"redriven": len(rows), "not_indexed_yet": later, "left": len(rows.unanswered)}
 
 
 def purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[str, int]:
     """Delete dead tasks for good. Counts ``purged``, and ``left``: those whose Redis server or table does not
-    answer."""
-    purged, left = _purge_dead(center, job_ids)
-    return {"purged": purged, "left": len(left)}
-
-
-def _purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> tuple[int, dict[int, Exception]]:
-    """Return how many were purged, and why others were left.
+    answer.
 
     Removes the DeadQueue entry first: without its row it could not be found. If this stops in between, the
     sweep adds the entry again. One that a sweep adds which read the row just before goes with a later one.
@@ -119,7 +105,6 @@ def _purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> tuple[int, dic
     topics = {topic.biz_type: topic for topic in center.store.topics.list()}
     rows = [row for row in center.store.read(job_ids).values() if row.status == TaskStatus.DEAD]
     sizes = {row.job_id: -1 if row.body_length is None else row.body_length for row in rows}
-    left: dict[int, Exception] = {}
     entries: dict[Slot, list[int]] = {}
     for row in rows:
         topic = topics.get(row.biz_type)
@@ -127,10 +112,10 @@ def _purge_dead(center: TimeoutCenter, job_ids: Sequence[int]) -> tuple[int, dic
             entries.setdefault(topic.slot(row.slot_crc, row.slot_amount), []).append(row.job_id)
     for slot, removed in center.queues.purge_dead(entries).items():
         if isinstance(removed, IndexUnavailable):
-            left |= dict.fromkeys(entries[slot], removed)
-    there = {job_id: size for job_id, size in sizes.items() if job_id not in left}
-    deleted = center.store.delete_ended(there, [TaskStatus.DEAD])
-    return sum(deleted.results), left | deleted.failed
+            for job_id in entries[slot]:
+                del sizes[job_id]
+    deleted = center.store.delete_ended(sizes, [TaskStatus.DEAD])
+    return {"purged": sum(deleted.results), "left": len(rows) - len(sizes) + len(deleted.failed)}
 
 
 def cancel(center: TimeoutCenter, job_ids: Sequence[int]) -> dict[int, CancelOutcome]:
@@ -203,54 +188,49 @@ def _conclude(store: Store, job: BulkJob, outcome: str) -> None:
 # --- what one step does
 
 
-# Each returns what came of tasks, nothing for those that are not there, and why others have no outcome. What
-# it raises is no fault of theirs.
-
-_Done = tuple[Mapping[int, str], Mapping[int, Exception]]
+_Found = Mapping[int, str | Exception]
+"""What came of tasks, or why they failed; nothing of those that are not there."""
 
 
-def _cancel(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> _Done:
-    found = center.store.cancel_each(job_ids)
-    asked = [job_id for job_id in job_ids if job_id not in found.unanswered]
-    outcomes = Changes(center).judge_cancels(asked, found)
-    return {job_id: outcome.value for job_id, outcome in outcomes.items()}, found.unanswered
+def _cancel(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> _Found:
+    return {job_id: outcome.value for job_id, outcome in cancel(center, job_ids).items()}
 
 
-def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> _Done:
-    [job_id] = job_ids  # each is a transaction of its own
+def _reschedule(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> _Found:
+    [job_id] = job_ids  # each is a transaction of its own, which may wait
     given = map(job.details.get, ("action_time", "expires_at"))
     due, expiry = (None if text is None else documents.parse_instant(text) for text in given)
     delay = job.details.get("delay")
     try:
-        return {job_id: center.reschedule(job_id, action_time=due, delay=delay, expires_at=expiry).value}, {}
+        return {job_id: center.reschedule(job_id, action_time=due, delay=delay, expires_at=expiry).value}
     except errors.InvalidExpiry:
         if expiry is not None:
             raise
-        return {job_id: BulkOutcome.EXPIRES_BEFORE}, {}
+        return {job_id: BulkOutcome.EXPIRES_BEFORE}
 
 
-def _redrive(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> _Done:
+def _redrive(center: TimeoutCenter, job_ids: Sequence[int], job: BulkJob) -> _Found:
     died_by = job.created + 2 * MAX_CLOCK_SKEW_MS  # by the clocks of two hosts
-    left = dict(_redrive_dead(center, job_ids, died_by=died_by)[1])
-    rows = center.store.read([job_id for job_id in job_ids if job_id not in left])
-    left |= {job_id: _DIED for job_id, row in rows.items() if row.status == TaskStatus.DEAD}
-    return dict.fromkeys(rows, BulkOutcome.REDRIVEN), left
+    if redrive(center, job_ids, died_by=died_by)["left"]:
+        raise errors.Unavailable("some tables do not answer")
+    again = TocError("it has died since the job was made")
+    rows = center.store.read(job_ids).values()
+    return {row.job_id: again if row.status == TaskStatus.DEAD else BulkOutcome.REDRIVEN for row in rows}
 
 
-def _purge(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> _Done:
-    left = _purge_dead(center, job_ids)[1]
+def _purge(center: TimeoutCenter, job_ids: Sequence[int], _job: BulkJob) -> _Found:
+    if purge_dead(center, job_ids)["left"]:
+        raise errors.Unavailable("some cannot be deleted")
     found: dict[int, str] = dict.fromkeys(job_ids, BulkOutcome.PURGED)
-    rows = center.store.read([job_id for job_id in job_ids if job_id not in left])
-    return found | dict.fromkeys(rows, BulkOutcome.NOT_DEAD), left
+    return found | dict.fromkeys(center.store.read(job_ids), BulkOutcome.NOT_DEAD)
 
 
-_DO: Mapping[BulkKind, Callable[[TimeoutCenter, Sequence[int], BulkJob], _Done]] = {
+_DO: Mapping[BulkKind, Callable[[TimeoutCenter, Sequence[int], BulkJob], _Found]] = {
     BulkKind.CANCEL: _cancel,
     BulkKind.RESCHEDULE: _reschedule,
     BulkKind.REDRIVE: _redrive,
     BulkKind.PURGE: _purge,
 }
-_DIED = TocError("it has died since the job was made")
 
 
 @dataclass(slots=True)
@@ -263,10 +243,8 @@ class _Held:
     """When its lease is renewed, if no step does so before."""
     failed: str = ""
     """The last error about one of its tasks."""
-    found: dict[int, BulkOutcome] = field(default_factory=dict)
-    """Outcomes that are not written yet, as others before them are not known."""
-    again: Collection[int] = ()
-    """Tasks that the last step could not change, as their rows or tables were in trouble."""
+    again: frozenset[int] = frozenset()
+    """Tasks whose rows others had locked at the last step."""
 
 
 class BulkRunner:
@@ -325,28 +303,27 @@ class BulkRunner:
         number, offset = divmod(job.done, PART)
         part = self._table.part(job.name, number)
         chunk = part.job_ids[offset : offset + size]
-        waits: Exception | None = None
-        trouble: dict[int, Exception] = {}
+        # The first that waits for a server that hangs marks it. Later ones fail at once, and jobs whose tasks
+        # are elsewhere go on.
+        trouble = self._center.store.unwritable(chunk)
+        locked = frozenset(job_id for job_id, error in trouble.items() if isinstance(error, Locked))
+        # A row may be locked for a moment by whoever ends its task: two goes. If all are, a table is.
+        twice = frozenset() if len(trouble) == len(chunk) > 1 else locked & held.again
+        found: dict[int, str | Exception] = {job_id: trouble.pop(job_id) for job_id in twice}
+        held.again = locked
+        able = list(takewhile(lambda one: one not in trouble, chunk))
+        waits: Exception | None = trouble[chunk[len(able)]] if len(able) < len(chunk) else None
         try:
-            # The first that waits for a server that hangs marks it. Later ones fail at once, and jobs whose
-            # tasks are elsewhere go on.
-            rest = [job_id for job_id in chunk if job_id not in held.found]
-            trouble |= self._center.store.unwritable(rest)
-            if job.kind is BulkKind.RESCHEDULE:  # what is done is written at once: again, it would move again
-                rest = list(takewhile(lambda job_id: job_id not in trouble, rest))
-            trouble |= self._do(held, [job_id for job_id in rest if job_id not in trouble])
+            self._do(held, [one for one in able if one not in found], found)
         except (errors.Unavailable, errors.SchemaBehind) as exc:
             waits = exc
-        for job_id, error in trouble.items():
-            # A row may be locked for a moment by whoever ends its task: two goes. If all are, a table is.
-            twice = isinstance(error, Locked) and job_id in held.again and not len(trouble) == len(chunk) > 1
-            if isinstance(error, (errors.Unavailable, errors.SchemaBehind)) and not twice:
-                waits = error
-            else:
-                held.found[job_id] = BulkOutcome.FAILED
-                held.failed = f"task {job_id}: {_failure(job, error)}"
-        held.again = [job_id for job_id, error in trouble.items() if isinstance(error, OF_TABLES)]
-        outcomes = [held.found.pop(job_id) for job_id in takewhile(held.found.__contains__, chunk)]
+        outcomes = []
+        for job_id in takewhile(found.__contains__, chunk):
+            outcome = found[job_id]
+            if isinstance(outcome, Exception):
+                held.failed = f"task {job_id}: {_failure(job, outcome)}"
+                outcome = BulkOutcome.FAILED
+            outcomes.append(BulkOutcome(outcome))
         failpoint("bulk.step-done")
         counts = Counter(job.counts) + Counter(outcome.value for outcome in outcomes)
         held.job = job = replace(job, done=job.done + len(outcomes), counts=counts)
@@ -363,8 +340,8 @@ class BulkRunner:
             told = f"it waits: {_trouble(waits)}"
         self._save(held, error=told, part=(number, written), state=ended)
 
-    def _do(self, held: _Held, job_ids: Sequence[int]) -> Mapping[int, Exception]:
-        """Do some tasks, and return why some of them have no outcome. Raises Unavailable, SchemaBehind.
+    def _do(self, held: _Held, job_ids: Sequence[int], found: dict[int, str | Exception]) -> None:
+        """Do some tasks, and write into ``found`` what came of them. Raises Unavailable, SchemaBehind.
 
         First renews the lease: whoever was silent for longer than that must undo nothing that came after.
         """
@@ -375,24 +352,18 @@ class BulkRunner:
             held.keep_at = self._clock.monotonic() + LEASE_MS / 3000
         try:
             if job_ids and not (many and job.kind is BulkKind.RESCHEDULE):
-                found, left = _DO[job.kind](self._center, job_ids, job)
-                asked = (job_id for job_id in job_ids if job_id not in left)
-                held.found |= {one: BulkOutcome(found.get(one, BulkOutcome.UNKNOWN)) for one in asked}
-                return left
-        except (errors.Unavailable, errors.SchemaBehind) as exc:
-            if many or not isinstance(exc, OF_TABLES):
-                raise
-            return dict.fromkeys(job_ids, exc)
+                done = _DO[job.kind](self._center, job_ids, job)
+                found |= {job_id: done.get(job_id, BulkOutcome.UNKNOWN) for job_id in job_ids}
+                return
         except Exception as exc:
             if not many:
-                return dict.fromkeys(job_ids, exc)
+                if isinstance(exc, (errors.Unavailable, errors.SchemaBehind)):
+                    raise
+                found[job_ids[0]] = exc
+                return
         # If one of them has failed, the others must not suffer from it.
-        undone: dict[int, Exception] = {}
         for one in job_ids:
-            undone |= self._do(held, [one])
-            if undone and job.kind is BulkKind.RESCHEDULE:
-                break
-        return undone
+            self._do(held, [one], found)
 
     def _save(
         self, held: _Held, *, error: str | None = None, part: tuple[int, bytes] | None = None,

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import count
 from typing import TypeVar, Unpack
 
@@ -20,7 +19,7 @@ from toc.store.records.cluster import EpisodeTable, IdentityTable, MemberTable, 
 from toc.store.records.targets import SecretBox, TargetTable
 from toc.store.records.topics import TemplateTable, TopicTable
 from toc.store.servers.server import DatabaseServer, Options, Statement, pause
-from toc.store.servers.shards import Answers, Layout, Shards
+from toc.store.servers.shards import Layout, Shards
 from toc.store.tasks import bodies
 from toc.store.tasks import rows as sql
 from toc.store.tasks.batch import CANCELLED, PENDING, Batches
@@ -222,16 +221,9 @@ class Store(Batches):
         row counts as tried: without the index, a lease is committed before a handler starts.
         """
         groups = self._shards.group(job_ids).items()
-        return {one: done for server, ids in groups for one, done in self._cancel(server, ids).items()}
+        return {job_id: done for server, ids in groups for job_id, done in self._cancel(server, ids)}
 
-    def cancel_each(self, job_ids: Iterable[int]) -> Answers[tuple[bool, TaskRow]]:
-        """As ``cancel_many``, of those that can be cancelled at once."""
-        cancel = partial(self._cancel, outwait=False)
-        return self._shards.each(self._shards.group(job_ids), cancel, locks=True).joined()
-
-    def _cancel(
-        self, server: DatabaseServer, ids: sql.ByTable, *, outwait: bool = True
-    ) -> dict[int, tuple[bool, TaskRow]]:
+    def _cancel(self, server: DatabaseServer, ids: sql.ByTable) -> Iterable[tuple[int, tuple[bool, TaskRow]]]:
         now = self._stamp()
         what = sql.columns(server, attempts=LEASED_IS_TRIED.format(greatest=server.greatest))
         statements = []
@@ -242,14 +234,12 @@ class Store(Batches):
             statements.append(
                 Statement(f"UPDATE {by_key} SET {cancelling(server, now)} WHERE {where} AND status={PENDING}")
             )
-        done = {}
-        for row in sql.task_rows(server.run(statements, transaction=True, outwait=outwait)[::2]):
+        for row in sql.task_rows(server.run(statements, transaction=True)[::2]):
             if row.status == CANCELLED and row.gmt_modified == now:
                 # This call cancelled it, and its first answer was lost.
-                done[row.job_id] = True, row._replace(status=PENDING, next_time=row.action_time)
+                yield row.job_id, (True, row._replace(status=PENDING, next_time=row.action_time))
             else:
-                done[row.job_id] = row.status == PENDING, row  # locked as it was read
-        return done
+                yield row.job_id, (row.status == PENDING, row)  # locked as it was read
 
     def reschedule(
         self, job_id: int, action_time: int, expiry: Expiry = as_before

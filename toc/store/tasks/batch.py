@@ -262,20 +262,19 @@ class Batches(Tries):
         task was tried. No guard compares it. Returns those whose tables do not answer, with the
         reason.
         """
-
-        def send(server: DatabaseServer, ids: sql.ByTable) -> None:
-            sets, where = "last_error=COALESCE(last_error,%s)", f"status IN ({PENDING},{CANCELLED})"
-            updates = sql.update_by_id(server, self._shards.names, ids, sets, where, [error_text(what)])
-            server.run(updates, transaction=True, outwait=False)
-
-        return self._shards.each(self._shards.group(job_ids), send, locks=True).failed
+        sets, where = "last_error=COALESCE(last_error,%s)", f"status IN ({PENDING},{CANCELLED})"
+        return self._update(job_ids, sets, where, [error_text(what)])
 
     def unwritable(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
         """Return which of these nobody else can change now, as others have locked them or their servers are
         away, with the reason. Changes nothing."""
+        return self._update(job_ids, "version=version", "version>=0")
 
+    def _update(
+        self, job_ids: Iterable[int], sets: str, where: str, params: Sequence[str] = ()
+    ) -> dict[int, Trouble]:
         def send(server: DatabaseServer, ids: sql.ByTable) -> None:
-            updates = sql.update_by_id(server, self._shards.names, ids, "version=version", "version>=0")
+            updates = sql.update_by_id(server, self._shards.names, ids, sets, where, params)
             server.run(updates, transaction=True, outwait=False)
 
         return self._shards.each(self._shards.group(job_ids), send, locks=True).failed
