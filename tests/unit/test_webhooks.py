@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 from ipaddress import ip_address
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,15 +17,17 @@ import standardwebhooks
 from harness.rows import known
 
 from toc.index.messages import PermitRequest, Permits
+from toc.model.clock import Clock
 from toc.model.errors import InvalidTarget
 from toc.model.raised import Postponed, Sent, Undelivered, raised
-from toc.model.target import Allow, literal
-from toc.model.task import TaskStatus, TryRow
+from toc.model.target import ATTRIBUTE, Allow, literal
+from toc.model.task import Body, Task, TaskStatus, TryRow
 from toc.model.topic import Topic
 from toc.model.verdict import Check, after_failure, check
 from toc.webhooks.answers import Meaning, Response, excerpt, meaning, retry_after
 from toc.webhooks.breaker import FAILURES, FIRST_SECONDS, Breaker
 from toc.webhooks.connect import IN_NAME_OF, Resolver, refusal
+from toc.webhooks.handlers import OWN_URL, Webhooks
 from toc.webhooks.limiter import FORGET_SECONDS, Capacity, Limiter
 from toc.webhooks.request import plain, signature
 from toc.webhooks.sender import Sender, check_headers, reason
@@ -239,6 +242,38 @@ def test_an_undelivered_try_says_what_was_answered() -> None:
     failure = after_failure(ROW._replace(attempts=0), TOPIC, error, 3000)
     assert (failure.dead, failure.next_time, failure.sent) == (False, 73_000, Sent(500, 12))
     assert after_failure(ROW, TOPIC, raised(Undelivered("", Sent(0, 1), dead=True)), 3000).dead
+
+
+def test_tasks_that_wait_for_an_origin_of_their_own_delay_none_of_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("random.random", lambda: 1.0)
+    monkeypatch.setattr("toc.webhooks.handlers.MAX_HELD", 0)  # so no task with a body can be sent
+    catalog: Any = SimpleNamespace(known=lambda: {"t": TOPIC})
+    absent: Any = SimpleNamespace(permits=None)
+    clock = Clock()
+    webhooks = Webhooks(
+        targets=absent, queues=absent, catalog=catalog, clock=clock, allow=Allow(), holder="me", members=1
+    )
+    waits = webhooks._waits
+
+    async def wait(url: str) -> float:
+        """For how many seconds a task with this URL waits."""
+        attribute = {ATTRIBUTE: {"url": url}}
+        task = Task(1, "t", 1, 1, TaskStatus.PENDING, datetime.now(UTC), attribute, 1, 0)
+        with pytest.raises(Postponed, match=r"target \(url\): concurrency") as postponed:
+            await webhooks.deliver(task._replace(stored_body=Body(1 << 20)))
+        return (postponed.value.until - clock.now_ms()) / 1000
+
+    async def whole() -> None:
+        assert [await wait("http://dead.test/") for _ in range(40)][-1] > 5
+        assert await wait("http://alive.test/") < 3
+
+    asyncio.run(whole())
+    assert {waits.label(name) for name, _reason in waits._until} == {OWN_URL}
+    waits.update_gauges(clock.now_ms() + 600_000)
+    assert not waits._until, "all have come back"
+    webhooks._limiter._threads.close()
 
 
 # --- connections, with the proof of a listening socket

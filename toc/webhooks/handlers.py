@@ -90,10 +90,12 @@ class Waits:
     def __init__(self) -> None:
         self._labels: set[str] = set()
         self._until: dict[tuple[str, str], Counter[int]] = {}
-        """(target, reason) -> the second in which tasks come back -> how many."""
+        """(name of a bound, reason) -> the second in which tasks come back -> how many."""
 
     def label(self, target: str) -> str:
-        """Return the name of a target in metrics: bounded, however many targets there are."""
+        """Return the name of a target or origin in metrics: bounded, however many there are."""
+        if target.startswith(_OWN_PREFIX):
+            return OWN_URL
         if target not in self._labels:
             if len(self._labels) >= MAX_LABELS:
                 return OTHERS
@@ -182,7 +184,7 @@ class Webhooks:
         bound = self._bound(task)
         size = task.body_length or 0
         if size > MAX_HELD - self._held.total() - self._held[bound.label]:
-            self._postpone(task, bound.label, "concurrency")
+            self._postpone(task, bound.name, "concurrency")
         self._held[bound.label] += size
         try:
             return await self._deliver(task, bound)
@@ -200,7 +202,7 @@ class Webhooks:
             await self._limiter.enter(capacity, WAITS * max_runtime)
         except Full as full:
             each = min(full.each, 1 / MAX_LOOKS)
-            self._postpone(task, bound.label, full.reason, full.seconds, MIN_WAIT_SECONDS, each)
+            self._postpone(task, bound.name, full.reason, full.seconds, MIN_WAIT_SECONDS, each)
         breaker, era = capacity.breaker, capacity.breaker.era
         if to is not None:
             self._breakers[bound.name] = breaker
@@ -240,7 +242,7 @@ class Webhooks:
         expired = task.expires_at is not None and to_ms(task.expires_at) < self._clock.now_ms()
         now = self._bound(task)
         if expired or task.topic in self._catalog.paused or now.name != bound.name:
-            self._postpone(task, bound.label, "concurrency", least=0.0, each=0.0)
+            self._postpone(task, bound.name, "concurrency", least=0.0, each=0.0)
         return now
 
     def _at_target(self, task: Task, name: str, path: str) -> Bound:
@@ -281,7 +283,7 @@ class Webhooks:
         until = self._clock.now_ms() + max(round(seconds * 1000), 1)
         until += -until % LUMP_MS
         self._waits.note(target, why, until)
-        raise Postponed(until, f"target {target}: {why}")
+        raise Postponed(until, f"target {OWN_URL if target.startswith(_OWN_PREFIX) else target}: {why}")
 
     # --- sending, and judging the answer
 
@@ -294,13 +296,13 @@ class Webhooks:
         seconds, sender = (to.timeout, self._sender) if to else (OWN_SECONDS, self._own_sender)
         free = self._most - self._in_flight.total()
         if self._in_flight[bound.label] >= max(free - self._most // 4, min(free, FEW)):
-            self._postpone(task, bound.label, "concurrency")
+            self._postpone(task, bound.name, "concurrency")
         self._in_flight[bound.label] += 1
         try:
             IN_NAME_OF.set(bound.name if to else task.topic)
             answer = await sender.send(bound.url, headers, body, min(seconds, most_seconds))
         except Busy:
-            self._postpone(task, bound.label, "concurrency")
+            self._postpone(task, bound.name, "concurrency")
         finally:
             self._in_flight[bound.label] -= 1
             if not self._in_flight[bound.label]:
