@@ -247,6 +247,17 @@ def test_of_two_nacks_in_one_millisecond_one_has_given_the_task_back(
     assert second is None, "it is too late"
 
 
+def test_what_has_failed_more_often_than_its_topic_now_allows_is_charged_and_released_as_before(
+    store: Store, new_row: NewRow
+) -> None:
+    row = new_row(action_time=int(time.time() * 1000) - 10)._replace(attempts=3)
+    insert_many(store, [row])
+    ((as_read, lease),) = hand_out(store, [row], retries=2).values()
+    assert (as_read.attempts, lease is not None) == (4, True)
+    store.pulls.release([known(lease)]).whole()
+    assert known(store.get(row.job_id)).attempts == 3
+
+
 def test_what_is_not_due_ended_or_expired_is_not_handed_out(store: Store, new_row: NewRow) -> None:
     early, ended = new_row(), new_row(action_time=int(time.time() * 1000) - 10)
     insert_many(store, [early, ended])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from toc.model.pull import LEASE_ENDED, AckOutcome, PullLease, PullRow
-from toc.model.task import UNLIMITED, TaskStatus
+from toc.model.task import MAX_ATTEMPTS, UNLIMITED, TaskStatus
 from toc.model.verdict import Nack, PullEnd
 from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.servers.shards import Answers, Shards
@@ -95,7 +95,7 @@ class Pulls:
                     Statement(  # [rule: one-hand-out]
                         f"UPDATE {server.by_primary_key(self._shards.names[table])} SET "
                         f"last_error=CASE WHEN pull_nonce IS NULL THEN last_error ELSE %s END,"
-                        f"attempts=attempts+CASE WHEN attempts<({tries}) THEN 1 ELSE 0 END,"
+                        f"attempts=attempts+CASE WHEN attempts<{MAX_ATTEMPTS} THEN 1 ELSE 0 END,"
                         f"pull_nonce=CASE job_id {nonces} END,pull_began={now},"
                         f"next_time={server.from_now(ttr_ms)},gmt_modified={stamp},{NO_LEASE} "
                         f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
