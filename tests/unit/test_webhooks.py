@@ -28,7 +28,7 @@ from toc.webhooks.answers import Meaning, Response, excerpt, meaning, retry_afte
 from toc.webhooks.breaker import FAILURES, FIRST_SECONDS, Breaker
 from toc.webhooks.connect import IN_NAME_OF, Resolver, refusal
 from toc.webhooks.handlers import OWN_URL, Webhooks
-from toc.webhooks.limiter import FORGET_SECONDS, Capacity, Limiter
+from toc.webhooks.limiter import FORGET_SECONDS, Capacity, Full, Limiter
 from toc.webhooks.request import plain, signature
 from toc.webhooks.sender import Sender, check_headers, reason
 
@@ -248,7 +248,6 @@ def test_tasks_that_wait_for_an_origin_of_their_own_delay_none_of_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("random.random", lambda: 1.0)
-    monkeypatch.setattr("toc.webhooks.handlers.MAX_HELD", 0)  # so no task with a body can be sent
     catalog: Any = SimpleNamespace(known=lambda: {"t": TOPIC})
     absent: Any = SimpleNamespace(permits=None)
     clock = Clock()
@@ -257,11 +256,16 @@ def test_tasks_that_wait_for_an_origin_of_their_own_delay_none_of_another(
     )
     waits = webhooks._waits
 
+    async def refuse(*_: object) -> None:
+        raise Full(0.0, "breaker", 1.0)
+
+    monkeypatch.setattr(webhooks._limiter, "enter", refuse)
+
     async def wait(url: str) -> float:
         """For how many seconds a task with this URL waits."""
         attribute = {ATTRIBUTE: {"url": url}}
         task = Task(1, "t", 1, 1, TaskStatus.PENDING, datetime.now(UTC), attribute, 1, 0)
-        with pytest.raises(Postponed, match=r"target \(url\): concurrency") as postponed:
+        with pytest.raises(Postponed, match=r"target \(url\): breaker") as postponed:
             await webhooks.deliver(task._replace(stored_body=Body(1 << 20)))
         return (postponed.value.until - clock.now_ms()) / 1000
 

@@ -184,7 +184,7 @@ class Webhooks:
         bound = self._bound(task)
         size = task.body_length or 0
         if size > MAX_HELD - self._held.total() - self._held[bound.label]:
-            self._postpone(task, bound.name, "concurrency")
+            self._postpone(task, bound.label, "concurrency")
         self._held[bound.label] += size
         try:
             return await self._deliver(task, bound)
@@ -296,13 +296,13 @@ class Webhooks:
         seconds, sender = (to.timeout, self._sender) if to else (OWN_SECONDS, self._own_sender)
         free = self._most - self._in_flight.total()
         if self._in_flight[bound.label] >= max(free - self._most // 4, min(free, FEW)):
-            self._postpone(task, bound.name, "concurrency")
+            self._postpone(task, bound.label, "concurrency")
         self._in_flight[bound.label] += 1
         try:
             IN_NAME_OF.set(bound.name if to else task.topic)
             answer = await sender.send(bound.url, headers, body, min(seconds, most_seconds))
         except Busy:
-            self._postpone(task, bound.name, "concurrency")
+            self._postpone(task, bound.label, "concurrency")
         finally:
             self._in_flight[bound.label] -= 1
             if not self._in_flight[bound.label]:
