@@ -266,8 +266,8 @@ class Batches(Tries):
         return self._update(job_ids, sets, where, [error_text(what)])
 
     def unwritable(self, job_ids: Iterable[int]) -> dict[int, Trouble]:
-        """Return which of these nobody else can change now, as others have locked them or their servers are
-        away, with the reason. Changes nothing."""
+        """Return which of these cannot be changed now, as others have locked them or their servers are away,
+        with the reason. Changes nothing."""
         return self._update(job_ids, "version=version", "version>=0")
 
     def _update(
