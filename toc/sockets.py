@@ -10,7 +10,8 @@ import socket
 import ssl
 import struct
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
+from math import ceil
 from typing import Any
 
 READ_BYTES = 1 << 16
@@ -37,13 +38,13 @@ def keep_timeouts(sock: socket.socket, read: float, write: float) -> bool:
         sock.settimeout(before)
         return False
     limit_reads(sock, read)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(write))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(ceil(write * 1000)))
     return True
 
 
 def limit_reads(sock: socket.socket, seconds: float) -> None:
     """Let the kernel, which keeps the timeouts, end each further read after this many seconds."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(seconds))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(ceil(seconds * 1000)))
 
 
 def keep_alive(sock: socket.socket) -> None:
@@ -98,6 +99,7 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
-def _timeval(seconds: float) -> bytes:
-    microseconds = max(1, round(seconds * 1e6))  # 0 would mean no timeout
-    return struct.pack("@ll", *divmod(microseconds, 1_000_000))
+@lru_cache
+def _timeval(milliseconds: int) -> bytes:
+    milliseconds = max(1, milliseconds)  # 0 would mean no timeout
+    return struct.pack("@ll", milliseconds // 1000, milliseconds % 1000 * 1000)

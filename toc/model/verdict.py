@@ -19,7 +19,7 @@ Pure functions: callers read a task's row, call one of these and apply the resul
     after_nack     how a consumer's failure changes the row
 """
 
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from toc.model.clock import MAX_CLOCK_SKEW_MS
@@ -53,7 +53,7 @@ def belongs(row: TryRow | TaskRow | PullRow | None) -> Place:
     return Place.DEAD_QUEUE if row is not None and row.status == TaskStatus.DEAD else Place.NOWHERE
 
 
-class Check(Enum):
+class Check(StrEnum):  # a key for each task that starts: the hash of an Enum is written in Python
     """What to do with an entry taken from the StoreQueue, according to its row."""
 
     START = "start"

@@ -98,9 +98,10 @@ def _read_answers(
 def ends_left(data: bytes, at: int, ends: int) -> tuple[int, int]:
     """Return up to where packets are whole, from ``at`` on, and how many of ``ends`` are yet to come: 0 after
     an error. An answer with rows has two, of its columns and of its rows. One without is OK, for both."""
-    while ends and (start := at + 4) < len(data):
+    size = len(data)
+    while ends and (start := at + 4) < size:
         end = start + (_header(data, at)[0] & WHOLE)
-        if end > len(data):
+        if end > size:
             break
         if data[start] == _ERROR:
             ends = 0
@@ -130,9 +131,10 @@ class _Packets:
     def next(self) -> bytes:
         """Return the next packet. Raises the error that it holds, if any."""
         data, start = self._data, self._at + 4
-        header = _header(data, self._at)[0] if start <= len(data) else 0
+        received = len(data)
+        header = _header(data, self._at)[0] if start <= received else 0
         size = header & WHOLE
-        if header >> 24 == self._sequence and start + size <= len(data) and 0 < size < WHOLE:
+        if header >> 24 == self._sequence and start + size <= received and 0 < size < WHOLE:
             # The usual case, decided in one call: a row check has five packets, and all have arrived.
             packet = data[start : start + size]
             self._at = start + size
