@@ -1,6 +1,7 @@
 """benchmarks.simulate: beside what was measured, and with a server that stays away."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -45,3 +46,12 @@ def test_tasks_of_a_server_that_is_still_away_at_the_end_wait_until_it_is_back()
     late = simulate(plan, Costs())["lateness_ms"]
     assert late["p99"] > 25_000
     assert late["p50"] < 10
+
+
+def test_a_burst_takes_memory_of_redis_and_shortens_the_horizon_once_that_is_full() -> None:
+    quiet = Plan(hosts=2, slots=32, topics=2, tables=32, redis=1, fires=1000, lose_host_every=0, seconds=1)
+    found, burst = simulate(quiet, Costs()), simulate(replace(quiet, burst=1e6), Costs())
+    assert found["horizon_seconds"] > burst["horizon_seconds"]
+    wide, burst = (simulate(replace(quiet, redis_gb=100, burst=n, horizon=3000), Costs()) for n in (0, 1e6))
+    more = 1e9 * (burst["redis_gb_per_node"] - wide["redis_gb_per_node"])
+    assert more == pytest.approx(1e6 * Costs.redis_bytes, rel=0.01)

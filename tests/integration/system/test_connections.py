@@ -67,6 +67,7 @@ def test_a_process_keeps_connections_to_the_servers_of_its_slots_alone(
     for slot in cluster.slot_owners(system.center):
         assert slot.owner is not None
         own[workers[slot.owner]].add(spread.server(SLOTS, slot.number))
+    assert all(len(servers) <= 2 for servers in own.values()), "the first server, and one of its own"
 
     def by_process() -> dict[int, Counter[int]]:
         return connections(mariadb, users, {*own, *(daemon.process.pid for daemon in daemons)})
