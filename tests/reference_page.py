@@ -95,12 +95,14 @@ def _settings() -> Iterator[str]:
 
 
 def _commands() -> Iterator[str]:
+    plain = [name for name, command in commands() if all("--json" not in one.opts for one in command.params)]
+    yield _item("`--json`", f"JSON on stdout, of all but `{'`, `'.join(plain)}`.")
     for name, command in commands():
         words = [name]
         for param in command.params:
             if param.param_type_name == "argument":
                 words.append(param.metavar or param.name.upper())
-            else:
+            elif "--json" not in param.opts:
                 words.append(param.opts[0] + (f"={param.metavar}" if param.metavar else ""))
         yield _item(f"`{' '.join(words)}`", _first(command.help))
 

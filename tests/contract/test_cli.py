@@ -333,7 +333,7 @@ def test_a_program_set_for_other_tables_is_refused_before_it_writes_or_looks_in_
         ["get", str(job_id)],
         ["dead", "list"],
         ["dead", "redrive", str(job_id)],
-        ["cancel", "--topic", "c.plain", "--all", "--yes"],
+        ["bulk", "cancel", "--topic", "c.plain", "--yes"],
     ):
         done = contract.toc(*words, env=variables)
         _refused(done, 3)

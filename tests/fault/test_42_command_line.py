@@ -30,7 +30,7 @@ WORDS = {
     for names, words in {
         "submit": "order.close --biz-id 1 --delay 1h", "get, dead show": JOB_ID, "find": "--biz-id 1",
         "cancel": "--topic order.close --biz-id 5",
-        "reschedule": "--topic order.close --biz-id 5 --delay 2h",
+        "reschedule": f"{JOB_ID} --delay 2h",
         "topic create": "order.remind --biz-type 8 --slots 1",
         "topic show, topic pause, topic resume": "order.close",
         "topic alter": "order.close --retries 5", "topic delete": "order.gone",
@@ -47,9 +47,10 @@ WORDS = {
         "top": "--once --interval 0.1", "drain": "h1 --absent", "undrain, unweight": "h1",
         "pin": "order.close_1 h1 --absent", "unpin": "order.close_1", "weight": "h1 2 --absent",
         "import youzan, import lmstfy": "--redis redis://127.0.0.1:1 --dry-run",
-        "dead redrive": "--topic order.close --all",
+        "dead redrive, dead purge": JOB_ID,
+        "bulk cancel, bulk purge": "--topic order.close --yes", "bulk redrive": "--topic order.close",
+        "bulk reschedule": "--topic order.close --delay 2h --yes",
         "bulk show, bulk tasks, bulk stop, bulk resume": "3f9c0a11b2c4",
-        "dead purge": "--topic order.close --all --yes",
         # These start servers and go on; what they print is tested apart.
         "demo": "--count 0", "dev": "--directory /dev/null", "worker": "--app none:center",
         "gateway": "--host nowhere",

@@ -18,7 +18,7 @@ import pytest
 import structlog
 from harness import forks
 from harness.patience import until
-from harness.rows import change
+from harness.rows import change, known
 
 from benchmarks.local import RedisServer
 from benchmarks.private import free_port
@@ -256,18 +256,30 @@ def test_what_is_due_or_ended_of_a_topic_is_in_order(toc: Toc, topic: str, cente
 # --- tasks ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [["cancel"], ["reschedule", "--delay", "1h"]])
-def test_a_dry_run_of_one_task_counts_it_only_if_it_is_pending(
-    toc: Toc, center: TimeoutCenter, topic: str, command: list[str]
+@pytest.mark.parametrize(
+    ("kind", "done", "more"), [("cancel", "cancelled", []), ("reschedule", "rescheduled", ["--delay", "1h"])]
+)
+def test_pending_tasks_are_counted_and_nothing_is_done_unasked_or_to_none(
+    toc: Toc, center: TimeoutCenter, topic: str, kind: str, done: str, more: list[str]
 ) -> None:
     pending, cancelled = (center.submit(topic, biz_id=1, delay=60) for _ in range(2))
     center.cancel(cancelled)
-    for job_id, count in ((pending, 1), (cancelled, 0), (pending ^ 1, 0)):
-        assert toc.json(*command, job_id, "--dry-run") == {f"would_{command[0]}": count}
-    for wanted in (["--all"], ["--biz-id", 1]):
-        assert toc.json(*command, "--topic", topic, *wanted, "--dry-run") == {f"would_{command[0]}": 1}
-    past = ["--all", "--action-time", "2020-01-01T00:00:00Z", "--dry-run"]
-    assert "not after now" in toc.refused("reschedule", "--topic", topic, *past), "as without --dry-run"
+    due = known(center.get(pending)).action_time
+    for which in (["--topic", topic], ["--topic", topic, "--biz-id", 1], ["--biz-id", 1]):
+        assert toc.json("bulk", kind, *which, *more, "--dry-run") == {f"would_{kind}": 1}
+        what = f"{kind} 1 pending tasks" + f" of {topic}" * (topic in which)
+        assert f"error: {what}: add --yes to confirm\n" == toc.refused("bulk", kind, *which, *more)
+    assert toc.json("bulk", kind, "--biz-id", 2, *more) == {done: 0}, "there is nothing to ask about"
+    past = ["--action-time", "2020-01-01T00:00:00Z", "--dry-run"]
+    assert "not after now" in toc.refused("bulk", "reschedule", "--topic", topic, *past), (
+        "as without --dry-run"
+    )
+    assert toc.json("bulk", "list") == []
+    task = known(center.get(pending))
+    assert (task.status, task.action_time) == (TaskStatus.PENDING, due)
+    assert toc.json("bulk", kind, "--topic", topic, *more, "--yes") == {done: 1}
+    (job,) = toc.json("bulk", "list")
+    assert (job["kind"], job["topic"], job["state"], job["rate"]) == (kind, topic, "done", 10_000)
 
 
 def test_a_cancel_that_reached_some_tasks_only_has_failed_in_the_audit(
@@ -345,16 +357,18 @@ def test_dead_tasks_are_listed_and_redriven_by_filters_and_a_line_says_who_did_i
         *here,
         *there,
     }
-    assert toc.json("dead", "redrive", "--topic", topic, "--all", "--dry-run") == {"would_redrive": 4}
-    assert "--yes" in toc.refused("dead", "purge", "--topic", topic, "--all")
+    assert toc.json("bulk", "redrive", "--topic", topic, "--dry-run") == {"would_redrive": 4}
+    assert "purge 4 dead tasks of order.close: add --yes" in toc.refused("bulk", "purge", "--topic", topic)
     assert listed() == {*here, *there}, "nothing has changed"
-    assert toc.json("dead", "redrive", "--topic", topic, "--biz-id", 1, "--all")["redriven"] == 1
+    assert toc.json("bulk", "redrive", "--topic", topic, "--biz-id", 1)["redriven"] == 1
     said = _account(toc, "tasks.redrive")
-    assert (said["selected"], said["redriven"]) == ({"topic": topic, "biz_id": 1}, 1)
+    assert (said["selected"], said["redriven"]) == ({"biz_id": 1}, 1)
     assert toc.json("bulk", "tasks", said["bulk"]) == [{"job_id": str(here[1]), "outcome": "redriven"}]
-    assert toc.json("dead", "redrive", "--error", "no luck", "--after", "1h", "--all")["redriven"] == 6
+    assert toc.json("bulk", "redrive", "--biz-id", 2)["redriven"] == 2, "of both topics"
+    some = ["bulk", "redrive", "--error", "no luck", "--after", "1h", "--topic"]
+    assert [toc.json(*some, name)["redriven"] for name in (topic, "other")] == [2, 2]
     assert listed() == set()
-    assert toc.json("dead", "redrive", "--error", "no luck", "--all") == {"redriven": 0}
+    assert toc.json(*some, topic) == {"redriven": 0}
     assert "change_made" not in toc.err
     assert toc("dead", "redrive", here[0]).code == 1, "it is not dead"
 
@@ -370,7 +384,7 @@ def test_tasks_that_fail_show_in_the_exit_code(
     for name in ("redrive", "delete_ended"):
         monkeypatch.setattr(Store, name, fail)
     for command, done in (("redrive", "redriven"), ("purge", "purged")):
-        told = toc.json("dead", command, "--topic", topic, "--all", *["--yes"][: command == "purge"], code=1)
+        told = toc.json("bulk", command, "--topic", topic, *["--yes"][: command == "purge"], code=1)
         assert told == {done: 0, "failed": 2}
         assert "2 failed" in toc.err
 
@@ -380,7 +394,7 @@ def test_dead_tasks_whose_redis_is_out_of_reach_are_not_purged(
 ) -> None:
     dead = kill_tasks(center, topic, 2)
     monkeypatch.setenv("TOC_REDIS_URL", f"redis://127.0.0.1:{free_port()}")
-    assert toc.json("dead", "purge", *dead, "--yes", code=4) == {"purged": 0, "left": 2}
+    assert toc.json("dead", "purge", *dead, code=4) == {"purged": 0, "left": 2}
     assert set(center.store.read(dead)) == set(dead)
 
 
@@ -389,7 +403,7 @@ def test_an_ended_command_leaves_a_stopped_bulk_job(
     toc: Toc, center: TimeoutCenter, topic: str, number: int, tmp_path: Path
 ) -> None:
     center.submit_many([NewTask(topic, n, delay=3600) for n in range(300)])
-    words = ["cancel", "--all", "--topic", topic, "--rate", "5", "--yes"]
+    words = ["bulk", "cancel", "--topic", topic, "--rate", "5", "--yes"]
     said = tmp_path / "said"
     command = forks.start(words, env=os.environ, session=True, streams={"stderr": str(said)})
 

@@ -224,6 +224,10 @@ PANELS = {
 }
 """The commands that have one word, by their place in the help."""
 _SIGNING = _secret("secret", "The receiver checks signatures with it.")
+_MANY = (
+    (bulk.cancel_all, _outcomes("cancelled")), (bulk.reschedule_all, _outcomes("rescheduled")),
+    (bulk.redrive_all, _changed), (bulk.purge_all, _changed),
+)
 GROUPS = {
     "db": setup.db,
     "topic": _group(
@@ -286,12 +290,13 @@ GROUPS = {
         show=task.get,
     ),
     "bulk": _group(
-        "Jobs of gateways that change many tasks.",
+        "Change many tasks: all that match.",
         made(bulk.list_jobs, _rows(
             "jobs", "no bulk jobs", "name kind topic state done tasks counts by error created",
         )),
         made(bulk.outcomes, _rows("tasks", "no such tasks here", more=_MORE)),
         bulk.show, bulk.stop, made(bulk.resume, _resumed),
+        *(made(bulk.typed(one), told, tasks=None, confirm=None, rate=bulk.RATE) for one, told in _MANY),
     ),
     "index": _group(
         "Whether there is an index in Redis, or the database alone.",

@@ -1,8 +1,8 @@
 """Change many tasks: cancel, reschedule, redrive, purge those that are named, or all that match.
 
 All that match are the tasks of a bulk job, which works in the background. First a dry run tells how many
-match. Then the same call with that number and the name of the topic, typed once more, makes the job. At the
-command line the command works on its job itself until it ends.
+match. Then the same call with that number and the name of the topic, typed once more, makes the job. A
+command does both, and works on its job itself until it ends.
 """
 
 from __future__ import annotations
@@ -10,31 +10,30 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from dataclasses import replace
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from functools import wraps
+from typing import Any
 
 from toc.model.access import Action as Right
 from toc.model.bulk import PART, STORED, BulkJob, BulkKind, BulkOutcome, BulkState
 from toc.model.clock import from_ms, to_ms
 from toc.model.documents import instant
-from toc.model.errors import InvalidInput, NotGranted, NotInFuture, PartialCancel, UnknownBulk, shown
-from toc.model.task import RescheduleOutcome, TaskStatus
+from toc.model.errors import InvalidInput, NotGranted, PartialCancel, UnknownBulk, shown
+from toc.model.task import RescheduleOutcome
 from toc.model.topic import EVERYTHING
 from toc.operate.audit import audited
 from toc.operate.operation import REQUIRED, Doing, Operation, Param, Place, Record, Value, operation
 from toc.operate.records import bulk_record
-from toc.operate.tasks import BIZ_ID, DRY_RUN, ERROR, TEXT, selection
-
-if TYPE_CHECKING:
-    from toc.store.tasks.select import Selection
+from toc.operate.tasks import BIZ_ID, DRY_RUN, ERROR, TEXT, TOPIC, selection
 
 DEFAULT_RATE = 500
 MAX_RATE = 10_000
 PARTS_ON_PAGE = 20
 """How many parts of a job's tasks one page of them reads."""
+RATE = Param("rate", Value.NUMBER, "At most N tasks per second.", MAX_RATE, least=0.001, most=MAX_RATE)
+"""That of a command, which works on no other job."""
 HOW = (
-    Param("rate", Value.NUMBER, f"At most N tasks per second. Default {DEFAULT_RATE}.", DEFAULT_RATE, least=1,
-          most=MAX_RATE),
+    replace(RATE, about=f"{RATE.about} Default {DEFAULT_RATE}.", default=DEFAULT_RATE, least=1),
     replace(DRY_RUN, about="Make no job; tell how many tasks match."),
     Param("tasks", Value.WHOLE, "How many match, as the dry run told.", least=1),
     Param("confirm", Value.TEXT, "The name of the topic once more; of all topics, the biz_id.", most=255),
@@ -61,7 +60,7 @@ def _makes(kind: BulkKind, about: str, *more: Param) -> Operation:
         if topic is None and (biz_id is None or not (token is None or token.everywhere)):
             raise InvalidInput("say which topic; only those of a biz_id may be of all", "topic")
         if kind is BulkKind.RESCHEDULE:
-            _check_deadline(doing, topic, values)
+            _deadline(doing, topic, values)
         if dry_run:
             return
         if values.get("confirm") != str(topic or biz_id):
@@ -74,12 +73,16 @@ def _makes(kind: BulkKind, about: str, *more: Param) -> Operation:
         doing: Doing, *, rate: float, dry_run: bool, topic: str | None = None, tasks: int | None = None,
         **values: Any,
     ) -> Record:  # fmt: skip
+        from toc.operate.bulk_jobs import make_job
+
         values.pop("confirm", None)  # it was checked before
         when = {one.name: values.pop(one.name, None) for one in WHEN}
         wanted = selection(doing, kind.status, topic, **values)
         if dry_run:
             return {"would_change": doing.center.store.selections.count(wanted)}
-        job = _job_of(doing, kind, topic or EVERYTHING, wanted, values, when, rate, seen=tasks or 0)
+        details = {"selected": _texts(values)} | {k: v for k, v in _texts(when).items() if v is not None}
+        job = BulkJob(secrets.token_hex(6), kind, topic or EVERYTHING, details, doing.by, rate, 0)
+        make_job(doing.center, job, wanted, seen=tasks or 0)
         return bulk_record(doing.center.store.bulk.get(job.name))
 
     make.__doc__, make.__name__ = about, str(kind)
@@ -87,8 +90,8 @@ def _makes(kind: BulkKind, about: str, *more: Param) -> Operation:
     return operation(
         f"bulk.{kind}", f"POST /v1/bulk:{kind}", kind.right, f"{kind.title()} all {dead}tasks that match",
         Param("topic", Value.TOPIC, "The tasks' topic. With a biz_id by default all topics."), BIZ_ID, TEXT,
-        Param("due_after", Value.PAST, f"{came} from this time on."),
-        Param("due_before", Value.PAST, f"{came} before this time."), ERROR, *more, *HOW,
+        Param("due_after", Value.PAST, f"{came} from this time on.", option="--after"),
+        Param("due_before", Value.PAST, f"{came} before this time.", option="--before"), ERROR, *more, *HOW,
         takes=f"Bulk{kind.name.title()}", place=Place.LONG, audited=False, check=check,
     )(make)  # fmt: skip
 
@@ -105,44 +108,37 @@ redrive_all = _makes(
 purge_all = _makes(BulkKind.PURGE, "Delete all dead tasks that match, for good.")
 
 
-def _job_of(
-    doing: Doing, kind: BulkKind, topic: str, wanted: Selection, which: Record, when: Record, rate: float, *,
-    seen: int,
-) -> BulkJob:  # fmt: skip
-    """Make a job of what is wanted."""
-    from toc.operate import bulk_jobs
-
-    details = {"selected": _texts(which)} | {k: v for k, v in _texts(when).items() if v is not None}
-    job = BulkJob(secrets.token_hex(6), kind, topic, details, doing.by, rate, 0)
-    return bulk_jobs.make_job(doing.center, job, wanted, seen=seen)
-
-
-def count_or_do(
-    doing: Doing, kind: BulkKind, which: Record, *,
-    dry_run: bool, rate: float | None, when: Record | None = None, ask: bool = True,
-) -> Record:  # fmt: skip
-    """Do it to all tasks that match, at the command line: as a job, on which it works itself until it ends.
+def typed(one: Operation) -> Operation:
+    """Return what makes a job as the command line has it: it asks, and works on the job until that ends.
 
     Returns how many tasks had which outcome, what was done above all; with ``dry_run`` how many match.
     """
-    from toc.operate.bulk_jobs import work_off
+    kind = BulkKind(one.do.__name__)
 
-    wanted = selection(doing, kind.status, **which)
-    tasks = doing.center.store.selections.count(wanted)
-    if dry_run:
-        return {f"would_{kind}": tasks}
-    counts = {_DONE[kind]: 0}
-    if not tasks:
+    @wraps(one.do)
+    def work(doing: Doing, *, dry_run: bool, **which: Any) -> Record:
+        from toc.operate.bulk_jobs import work_off
+
+        tasks = one.perform(doing, which | {"dry_run": True})["would_change"]
+        if dry_run:
+            return {f"would_{kind}": tasks}
+        if not tasks:
+            return {_DONE[kind]: 0}
+        topic = which.get("topic")
+        doing.confirm(f"{kind} {tasks} {kind.status} tasks" + (f" of {topic}" if topic else ""))
+        seen = {"dry_run": False, "tasks": tasks, "confirm": str(topic or which.get("biz_id"))}
+        job = doing.center.store.bulk.get(one.perform(doing, which | seen)["name"])
+        counts = {_DONE[kind]: 0, **work_off(doing.center, job, doing.progress)}
+        if kind is BulkKind.REDRIVE:
+            counts.pop("unknown", None)  # gone since they were chosen
         return counts
-    topic = which.get("topic", EVERYTHING)
-    if ask:
-        doing.confirm(f"{kind} {tasks} {kind.status} tasks" + (f" of {topic}" if "topic" in which else ""))
-    job = _job_of(doing, kind, topic, wanted, which, when or {}, rate or MAX_RATE, seen=tasks)
-    return {**counts, **work_off(doing.center, job, doing.progress)}
+
+    about = "Works on a bulk job until that ends. Ctrl-C stops it; toc bulk resume lets a gateway go on."
+    return replace(one, do=work, check=None, asks=kind is not BulkKind.REDRIVE, typed_about=about)
 
 
-def _check_deadline(doing: Doing, topic: str | None, values: Record) -> None:
-    """Refuse a deadline that no task of the topic could have."""
+def _deadline(doing: Doing, topic: str | None, values: Record) -> datetime:
+    """Return the new deadline. Refuses one that no task of the topic could have."""
     from toc.sdk.submission import RowMaker
 
     center = doing.center
@@ -150,6 +146,7 @@ def _check_deadline(doing: Doing, topic: str | None, values: Record) -> None:
     of = None if topic is None else center.catalog.get(topic)
     due = maker.deadline(of, values.get("delay"), values.get("action_time"))
     maker.expiry(values.get("expires_at"), due)
+    return from_ms(due)
 
 
 def _texts(values: Record) -> Record:
@@ -243,41 +240,28 @@ def _job(doing: Doing, name: str) -> BulkJob:
     return job
 
 
-# --- pending tasks at the command line: one, those of a biz_id on a topic, or all of it
+# --- pending tasks at the command line: one, or those of a biz_id on a topic
 
-TYPED_TEXT = replace(TEXT, default=None, typed=True)
-RATE = Param("rate", Value.NUMBER, "With --all: at most N tasks per second.", least=0.001, most=10_000,
-             typed=True)  # fmt: skip
 JOB_ID = Param("job_id", Value.JOB_ID, "Which task.", metavar="[JOB_ID]")
-ALL = Param("all", Value.FLAG, "With --topic: all its pending tasks.", default=False)
-MANY: Any = {"place": Place.LONG, "audited": False, "asks": True}
-
-
-def _topic(text: str) -> Param:
-    return Param("topic", Value.TOPIC, text, metavar="NAME")
 
 
 @operation("tasks.cancel", "", Right.CANCEL, "Cancel tasks",
-           JOB_ID, _topic("With --biz-id: its tasks on this topic. With --all: every task."), BIZ_ID,
-           TYPED_TEXT, ALL, RATE, DRY_RUN, **MANY)  # fmt: skip
-def cancel(doing: Doing, *, dry_run: bool, rate: float | None = None, **which: Any) -> Record:
-    """Cancel a task, those of a biz_id on a topic, or all of a topic.
+           JOB_ID, replace(TOPIC, about="With --biz-id: its tasks on this topic."), BIZ_ID, TEXT,
+           place=Place.LONG, audited=False)  # fmt: skip
+def cancel(
+    doing: Doing, job_id: int | None = None, topic: str | None = None, biz_id: int | str | None = None
+) -> Record:  # fmt: skip
+    """Cancel a task, or those of a biz_id on a topic.
 
-    toc: Exits with 0 only if every task is cancelled and was never started.
+    toc: Exits with 0 only if every task is cancelled and was never started. `toc bulk cancel` cancels all of
+    a topic.
 
-    Example: toc cancel --topic order.close --all --rate 200
+    Example: toc cancel --topic order.close --biz-id 42
     """
-    job_id, chosen = _chosen(**which)
-    if job_id is not None:
-        if dry_run:
-            return {"would_cancel": _pending(doing, job_id)}
+    if job_id is not None and topic is None and biz_id is None:
         return {"job_id": str(job_id), "outcome": doing.center.cancel(job_id).value}
-    if "biz_id" in chosen and not dry_run:
-        return {"tasks": _cancel_by_biz(doing, chosen["topic"], chosen["biz_id"])}
-    return count_or_do(doing, BulkKind.CANCEL, chosen, dry_run=dry_run, rate=rate)
-
-
-def _cancel_by_biz(doing: Doing, topic: str, biz_id: int | str) -> list[Record]:
+    if job_id is not None or topic is None or biz_id is None:
+        raise InvalidInput("give a JOB_ID, or --topic together with --biz-id")
     with audited(doing.center.store, doing.by, "tasks.cancel", topic, biz_id=str(biz_id)) as record:
         try:
             outcomes = doing.center.cancel_by_biz(topic, biz_id=biz_id)
@@ -285,62 +269,25 @@ def _cancel_by_biz(doing: Doing, topic: str, biz_id: int | str) -> list[Record]:
             record.update(Counter(one.value for one in exc.outcomes.values()))
             raise
         record.update(Counter(one.value for one in outcomes.values()))
-    return [{"job_id": str(job_id), "outcome": outcome.value} for job_id, outcome in outcomes.items()]
+    return {"tasks": [{"job_id": str(one), "outcome": outcome.value} for one, outcome in outcomes.items()]}
 
 
-@operation(
-    "tasks.reschedule", "", Right.RESCHEDULE, "Reschedule tasks",
-    JOB_ID,
-    Param("delay", Value.SECONDS, "From now: seconds, 500ms, 30m, 7d."),
-    Param("action_time", Value.INSTANT, "When: RFC 3339 with a zone, 2030-01-31T12:00:00Z."),
-    _topic("With --biz-id: its pending tasks on this topic. With --all: all."), BIZ_ID, TYPED_TEXT, ALL, RATE,
-    DRY_RUN,
-    Param("expires_at", Value.INSTANT, "No try starts after it: RFC 3339 with a zone. Default: unchanged."),
-    **MANY,
-)  # fmt: skip
-def reschedule(
-    doing: Doing, *, delay: float | None = None, action_time: datetime | None = None,
-    expires_at: datetime | None = None, dry_run: bool, rate: float | None = None, **which: Any,
-) -> Record:  # fmt: skip
-    """Give pending tasks, as chosen for `toc cancel`, another deadline and all tries.
+@operation("tasks.reschedule", "", Right.RESCHEDULE, "Reschedule a task",
+           replace(JOB_ID, default=REQUIRED, metavar="JOB_ID"), *WHEN, audited=False)  # fmt: skip
+def reschedule(doing: Doing, job_id: int, expires_at: datetime | None = None, **when: Any) -> Record:
+    """Give a pending task another deadline, and all its tries.
 
     A task that expires before its new deadline needs --expires-at.
 
-    toc: Exits with 0 only if every task is rescheduled and was not due yet.
+    toc: Exits with 0 only if it is rescheduled and was not due yet. `toc bulk reschedule` takes all of a
+    topic, or of a biz_id.
 
-    Example: toc reschedule --topic order.close --biz-id 42 --action-time 2030-01-31T12:00:00Z
+    Examples: toc reschedule 912510244313854036 --delay 30m
+    toc reschedule 912510244313854036 --action-time 2030-01-31T12:00:00Z
     """
-    if (delay is None) == (action_time is None):
-        raise InvalidInput("give --delay or --action-time")
-    job_id, chosen = _chosen(**which)
-    center, most = doing.center, doing.center.settings.max_delay
-    now = from_ms(center.clock.now_ms())
-    if delay is not None and delay > most:
-        raise InvalidInput(f"{delay:g} s is further ahead than TOC_MAX_DELAY={most:g} s")
-    if job_id is not None:
-        if dry_run:
-            return {"would_reschedule": _pending(doing, job_id)}
-        at = action_time or now + timedelta(seconds=delay or 0)
-        outcome = center.reschedule(job_id, action_time=at, expires_at=expires_at)
-        moved = outcome in (RescheduleOutcome.RESCHEDULED, RescheduleOutcome.MAY_HAVE_STARTED)
-        due_at = instant(to_ms(at)) if moved else None
-        return {"job_id": str(job_id), "outcome": outcome.value, "action_time": due_at}
-    if action_time is not None and action_time <= now:
-        raise NotInFuture(f"{action_time.isoformat()} is not after now; give a later time")
-    when = {"delay": delay, "action_time": action_time, "expires_at": expires_at}
-    ask = "biz_id" not in chosen
-    return count_or_do(doing, BulkKind.RESCHEDULE, chosen, dry_run=dry_run, rate=rate, when=when, ask=ask)
-
-
-def _chosen(*, job_id: int | None = None, all: bool, **which: Any) -> tuple[int | None, Record]:  # noqa: A002
-    """Return the task that is named, or which tasks of a topic are meant. Raises InvalidInput."""
-    of_topic = "topic" in which and ("biz_id" in which) != all
-    if (not of_topic and job_id is None) or (job_id is not None and (all or which)):
-        raise InvalidInput("give a JOB_ID, or --topic together with --biz-id or --all")
-    return job_id, which
-
-
-def _pending(doing: Doing, job_id: int) -> int:
-    """Return 1 if a task is pending."""
-    row = doing.center.store.get(job_id)
-    return int(row is not None and row.status == TaskStatus.PENDING)
+    if when.keys() != {"action_time"}:
+        when = {"action_time": _deadline(doing, None, when)}
+    outcome = doing.center.reschedule(job_id, expires_at=expires_at, **when)
+    moved = outcome in (RescheduleOutcome.RESCHEDULED, RescheduleOutcome.MAY_HAVE_STARTED)
+    due_at = instant(to_ms(when["action_time"])) if moved else None
+    return {"job_id": str(job_id), "outcome": outcome.value, "action_time": due_at}

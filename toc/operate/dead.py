@@ -1,9 +1,9 @@
-"""Dead tasks: list them, also in groups; redrive or purge some, by job_id or all that filters select."""
+"""Dead tasks: list them, also in groups; redrive or purge those that are named."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,9 @@ from toc.model.errors import InvalidInput
 from toc.model.task import TaskStatus
 from toc.operate import tasks
 from toc.operate.audit import audited
-from toc.operate.bulk import RATE, count_or_do
 from toc.operate.operation import Doing, Param, Place, Record, Value, operation
 
 if TYPE_CHECKING:
-    from toc.sdk.client import TimeoutCenter
     from toc.store.tasks.select import Death
 
 MAX_ERROR = 200
@@ -29,14 +27,7 @@ NUMBERS = re.compile(r"[0-9#]+")
 CHOSEN = (
     Param("job_ids", Value.JOB_ID, "Which tasks.", least=1, most=tasks.MAX_ON_PAGE, many=True,
           metavar="[JOB_ID]..."),
-    *(replace(one, typed=True, default=None) for one in (
-        tasks.TOPIC, tasks.BIZ_ID, tasks.TEXT,
-        Param("due_after", Value.PAST, "Died from this time on.", option="--after"),
-        Param("due_before", Value.PAST, "Died before this time.", option="--before"),
-        tasks.ERROR,
-        Param("all", Value.FLAG, "Every task that the filters select."),
-    )),
-    RATE, tasks.DRY_RUN,
+    tasks.DRY_RUN,
 )  # fmt: skip
 
 
@@ -104,45 +95,36 @@ def redrive(doing: Doing, **given: Any) -> Record:
 
     Those that are not dead are left alone; `left` counts them, and those that are out of reach.
 
-    toc: Example: toc dead redrive --error "connection refused" --after 2h --all --dry-run
-    """
-    from toc.operate import bulk_jobs
+    toc: `toc bulk redrive` takes all that match.
 
-    return _change(doing, BulkKind.REDRIVE, bulk_jobs.redrive, **given)
+    Example: toc dead redrive 912510244313854036
+    """
+    return _change(doing, BulkKind.REDRIVE, **given)
 
 
 @operation("tasks.purge", "POST /v1/dead:purge", Right.PURGE, "Purge dead tasks",
-           *CHOSEN, takes="Chosen", place=Place.LONG, audited=False, asks=True)  # fmt: skip
+           *CHOSEN, takes="Chosen", place=Place.LONG, audited=False)  # fmt: skip
 def purge(doing: Doing, **given: Any) -> Record:
     """Delete dead tasks and their rows for good. `left` counts those that are not dead or out of reach.
 
-    toc: Asks first, unless JOB_IDs are given. Exits with 4 if some were left because their Redis server or
-    table was out of reach.
+    toc: Exits with 4 if some were left because their Redis server or table was out of reach. `toc bulk purge`
+    takes all that match.
 
-    Example: toc dead purge --topic order.close --before 30d --all --dry-run
+    Example: toc dead purge 912510244313854036
     """
+    return _change(doing, BulkKind.PURGE, **given)
+
+
+def _change(doing: Doing, kind: BulkKind, *, dry_run: bool, job_ids: Sequence[int] | None = None) -> Record:
+    """Do it to the tasks that are named."""
     from toc.operate import bulk_jobs
 
-    return _change(doing, BulkKind.PURGE, bulk_jobs.purge_dead, **given)
-
-
-def _change(
-    doing: Doing, kind: BulkKind, do: Callable[[TimeoutCenter, Sequence[int]], Record], *, dry_run: bool,
-    job_ids: Sequence[int] | None = None, all: bool = False,  # noqa: A002 - as it is typed
-    rate: float | None = None, **which: Any,
-) -> Record:  # fmt: skip
-    """Do it to the tasks that are named, or, at the command line, to all that match."""
+    do = bulk_jobs.redrive if kind is BulkKind.REDRIVE else bulk_jobs.purge_dead
     store, typed = doing.center.store, doing.token is None
     store.check_layout()
-    if (job_ids is None) != all or (job_ids is not None and which) or (all and not which):
-        how = f"job_ids; for all that match there is POST /v1/bulk:{kind}"
-        if typed:
-            how = "JOB_IDs, or --topic NAME (or another filter) together with --all"
-        raise InvalidInput(f"give {how}", "job_ids")
     if job_ids is None:
-        counts = count_or_do(doing, kind, which, dry_run=dry_run, rate=rate)
-        counts.pop("unknown", None)  # gone since they were chosen
-        return counts
+        what, how = ("JOB_IDs", f"`toc bulk {kind}`") if typed else ("job_ids", f"POST /v1/bulk:{kind}")
+        raise InvalidInput(f"give {what}; for all that match there is {how}", "job_ids")
     asked = sorted(set(job_ids))
     if len(asked) > tasks.MAX_ON_PAGE:
         raise InvalidInput(

@@ -315,8 +315,8 @@ def delete(doing: Doing, topic: str) -> Record:
         found = use_of(doing.center, one)  # without what is in callers' open transactions
         if any(found):
             raise TopicInUse(
-                f"topic {topic!r} was not deleted: it has {found}; `toc cancel --topic {topic} --all` and "
-                f"`toc dead purge --topic {topic} --all` end them"
+                f"topic {topic!r} was not deleted: it has {found}; `toc bulk cancel --topic {topic}` and "
+                f"`toc bulk purge --topic {topic}` end them"
             )
         if not store.topics.retire(one, version):
             raise TopicInUse(f"topic {topic!r} was changed meanwhile, and not deleted; try again")

@@ -362,7 +362,7 @@ def test_a_topic_is_deleted_only_empty_and_its_name_may_be_used_again(hosts: Sys
         _do(hosts, topics.delete)
     _pause(hosts, "test.sync")
     with pytest.raises(
-        TopicInUse, match=r"30 pending \(0 prepared, 0 leased or handed out\), 1 dead; `toc cancel"
+        TopicInUse, match=r"30 pending \(0 prepared, 0 leased or handed out\), 1 dead; `toc bulk cancel"
     ):
         _do(hosts, topics.delete)
     with TimeoutCenter(hosts.settings) as other:
