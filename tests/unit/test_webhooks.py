@@ -4,7 +4,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from ipaddress import ip_address
@@ -18,7 +18,7 @@ from harness.rows import known
 
 from toc.index.messages import PermitRequest, Permits
 from toc.model.clock import Clock
-from toc.model.errors import InvalidTarget
+from toc.model.errors import IndexUnavailable, InvalidTarget
 from toc.model.raised import Postponed, Sent, Undelivered, raised
 from toc.model.target import ATTRIBUTE, Allow, literal
 from toc.model.task import Body, Task, TaskStatus, TryRow
@@ -28,7 +28,7 @@ from toc.webhooks.answers import Meaning, Response, excerpt, meaning, retry_afte
 from toc.webhooks.breaker import FAILURES, FIRST_SECONDS, Breaker
 from toc.webhooks.connect import IN_NAME_OF, Resolver, refusal
 from toc.webhooks.handlers import OWN_URL, Webhooks
-from toc.webhooks.limiter import FORGET_SECONDS, Capacity, Full, Limiter
+from toc.webhooks.limiter import FORGET_SECONDS, IDLE_SECONDS, Capacity, Full, Limiter
 from toc.webhooks.request import plain, signature
 from toc.webhooks.sender import Sender, check_headers, reason
 
@@ -612,3 +612,53 @@ def test_what_was_not_used_for_long_is_forgotten_but_not_what_has_requests() -> 
         limiter._threads.close()
 
     asyncio.run(whole())
+
+
+class AheadLoop(asyncio.SelectorEventLoop):
+    """Its clock is ``ahead`` of the machine's by so many seconds."""
+
+    ahead = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.ahead
+
+
+class Away:
+    """Stands for Redis that is away; once it is ``back``, others have all that the targets allow."""
+
+    back = False
+
+    def __call__(self, asked: Mapping[str, PermitRequest]) -> dict[str, Permits | IndexUnavailable]:
+        return {name: Permits(0, 0, 0, 2) if self.back else IndexUnavailable("away") for name in asked}
+
+
+def test_while_redis_is_away_too_what_is_at_rest_is_let_go_and_what_comes_again_asks_first() -> None:
+    async def whole(loop: AheadLoop) -> None:
+        redis = Away()
+        limiter = Limiter(redis, "me", lambda: 1)
+        closed.callback(limiter._threads.close)
+        many = [limiter.of(f"url:{number}", 50, None) for number in range(20)]
+        for _ in range(2):  # what was let go is served again
+            for one in many:
+                await limiter.enter(one)
+            assert limiter.waiting_remotely() == len(many)
+            for one in many:
+                limiter.leave(one, 0.01)
+            loop.ahead += IDLE_SECONDS + 1
+            for _ in range(500):
+                if not limiter._active:
+                    break
+                await asyncio.sleep(0.01)
+            assert not limiter._active
+        redis.back = True
+        with pytest.raises(Full):
+            await limiter.enter(many[0], 0.2)
+        loop.ahead += FORGET_SECONDS + 1
+        with pytest.raises(Full):
+            await limiter.enter(limiter.of("shop", 50, None), 0.2)
+        assert list(limiter._capacities) == ["shop"]
+
+    with ExitStack() as closed, asyncio.Runner(loop_factory=AheadLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, AheadLoop)
+        runner.run(whole(loop))

@@ -247,7 +247,7 @@ class Limiter:
     # --- places
 
     def _take(self, capacity: Capacity, now: float) -> bool:
-        if capacity.away:
+        if capacity.away and capacity.granted:
             self._share(capacity, now)
         elif now >= capacity.granted_until:
             return False
@@ -367,6 +367,9 @@ class Limiter:
                 if not self._away:
                     self._away = True
                     log.warning("webhook_limits_alone", error=str(answer), parts=max(self._members(), 1))
+                one.granted = 0  # at rest it is let go, and asks first when it comes again
+                if one.wanted or one.in_flight or one.queue:
+                    self._share(one, now)
             else:
                 more = answer.granted > one.granted or answer.begin > 0  # there may be more yet
                 one.granted, one.holders, one.refilled = answer.granted, answer.holders, 0.0
