@@ -192,6 +192,20 @@ def test_coroutines_run_in_a_loop_of_the_kit_or_of_the_test(toc: Toc, shop: Shop
     assert shop.ran == [1, 2, 3]
 
 
+def test_the_event_loop_of_the_test_is_still_its_threads_when_the_kit_has_ended() -> None:
+    shop, own = Shop(), asyncio.new_event_loop()
+    asyncio.set_event_loop(own)
+    try:
+        with Toc() as shop.kit:
+            shop.kit.use(shop.center)
+            shop.center.submit("member.remind", biz_id=1, delay=10)
+            assert shop.kit.advance("1m") == 1
+        assert asyncio.get_event_loop() is own
+    finally:
+        asyncio.set_event_loop(None)
+        own.close()
+
+
 def test_a_task_that_resubmits_itself_for_ever_ends_in_an_error(
     toc: Toc, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from toc.index.messages import PermitRequest, Permits
 from toc.model.clock import Clock
 from toc.model.errors import IndexUnavailable, InvalidTarget
 from toc.model.raised import Postponed, Sent, Undelivered, raised
-from toc.model.target import ATTRIBUTE, Allow, literal
+from toc.model.target import ATTRIBUTE, Allow, Target, TargetSecrets, literal
 from toc.model.task import Body, Task, TaskStatus, TryRow
 from toc.model.topic import Topic
 from toc.model.verdict import Check, after_failure, check
@@ -30,7 +30,7 @@ from toc.webhooks.connect import IN_NAME_OF, Resolver, refusal
 from toc.webhooks.handlers import OWN_URL, Webhooks
 from toc.webhooks.limiter import FORGET_SECONDS, IDLE_SECONDS, Capacity, Full, Limiter
 from toc.webhooks.request import plain, signature
-from toc.webhooks.sender import Sender, check_headers, reason
+from toc.webhooks.sender import Sender, check_headers, reason, send_test
 
 NONE = Allow().address
 SOME = Allow(["10.1.0.0/16", "127.0.0.1"]).address
@@ -558,6 +558,18 @@ def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.MonkeyPatch
         answer = send("http://192.0.2.1:9/", Allow(["http://192.0.2.1:9"]))
         assert "documentation" in answer.text
         assert not met()
+
+
+def test_the_event_loop_of_a_thread_that_tests_a_target_is_still_its_own() -> None:
+    own, secrets = asyncio.new_event_loop(), TargetSecrets("whsec_" + 32 * "A")
+    asyncio.set_event_loop(own)
+    try:
+        answer = send_test(Target("shop", "https://192.0.2.1/"), secrets, Allow())
+        assert "documentation" in answer.error
+        assert asyncio.get_event_loop() is own
+    finally:
+        asyncio.set_event_loop(None)
+        own.close()
 
 
 class Generous:

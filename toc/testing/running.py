@@ -248,7 +248,8 @@ class Running:
             if call.handler.is_async and _loop_runs():
                 outcome = await asyncio.get_running_loop().create_task(outcome, context=Context())
             elif call.handler.is_async:
-                self._runner = self._runner or asyncio.Runner()
+                # With a factory, for it unsets the event loop of the test's thread otherwise.
+                self._runner = self._runner or asyncio.Runner(loop_factory=asyncio.new_event_loop)
                 outcome = self._runner.run(outcome, context=Context())
         except KeyboardInterrupt:
             raise

@@ -174,7 +174,8 @@ class TestAnswer(NamedTuple):
 
 def send_test(target: Target, opened: TargetSecrets, allow: Allow) -> TestAnswer:
     """Send a target a request that is signed as all are. Raises nothing for what the receiver does."""
-    return asyncio.run(_send(target, opened, allow))
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:  # run would unset the thread's loop
+        return runner.run(_send(target, opened, allow))
 
 
 async def _send(target: Target, opened: TargetSecrets, allow: Allow) -> TestAnswer:
