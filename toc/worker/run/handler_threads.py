@@ -221,6 +221,7 @@ class HandlerThreads:
             elif due:
                 self._run_one(due[0], bodies)
             took = self._clock.monotonic() - started if due else 0.0
+            bodies = NO_BODIES  # they may be large, and the next task far away
 
     def _run_one(self, entry: Entry, bodies: TaskBodies) -> None:
         try:
