@@ -34,7 +34,8 @@ class TableServices:
         retention = Retention(store, catalog, clock, self._mine, audit=center.settings.audit_retention)
         self.loops = [
             Loop("retention", retention.run_once),
-            Loop("due", DueWalk(store, catalog, clock, self._mine).run_once),
+            # Its last turn finds no tables, and takes back what it tells of them.
+            Loop("due", DueWalk(store, catalog, clock, self._mine).run_once, last=True),
             Loop("declared-schedules", self._declare_schedules),
         ]
 
@@ -103,6 +104,7 @@ class TableServices:
         return DECLARE_AGAIN_SECONDS
 
     def end(self) -> None:
-        """Begin no further step. A current one ends by itself."""
+        """Begin no further step, and serve no table. A current step ends by itself."""
+        self._tables = frozenset()
         for loop in self.loops:
             loop.stop(0)

@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 from harness import calls
-from harness.hands import SLOT, TOPIC, Hands, Pair, submit_due
+from harness.hands import SLOT, TOPIC, Hands, Pair, in_five_minutes, submit_due
 from harness.patience import PATIENCE, until
 from harness.rows import insert_many
 from harness.system import System
@@ -21,6 +21,8 @@ from toc.index.messages import Peek, PrepareRequest
 from toc.model.clock import to_ms
 from toc.model.errors import IndexUnavailable, StoreUnavailable
 from toc.model.topic import Delivery, Slot
+from toc.observe.board import own_board
+from toc.observe.metrics import PENDING
 from toc.store.servers.shards import Answers, Trouble
 from toc.worker.check import FORGET_UNREAD_SECONDS, LUMP_MS, MAX_RETRY_MS, RETRY_MS
 from toc.worker.daemon.slots import WorkerSlots
@@ -55,6 +57,24 @@ def test_who_finds_that_a_process_must_be_replaced_does_not_mind_a_busy_main_thr
     for _ in range(10_000):  # more than it holds
         worker.worker._bell()
     worker.worker._recycle("as the test wants")
+
+
+def test_who_leaves_tells_no_more_what_comes_due_in_its_tables(system: System, hands: Pair) -> None:
+    """Whoever has them from now on counts it too."""
+    system.center.submit(TOPIC, biz_id=1, action_time=in_five_minutes())
+    services = next(iter(hands)).worker.services
+    (due,) = (loop for loop in services.loops if loop.name == "due")
+
+    def told() -> float:
+        return own_board().read().get((PENDING.metric.name, TOPIC, "hour"), [0.0])[0]
+
+    before = told()
+    services.add(system.center.store.tables)
+    due.start()
+    assert until(lambda: told() == before + 1)
+    services.end()
+    due.stop()
+    assert told() == before
 
 
 # How many handlers run at once: by topic, and whatever waits in front of a daemon.
