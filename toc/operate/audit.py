@@ -8,8 +8,7 @@ If the intent cannot be written, nothing is changed. If the result cannot be wri
 change remains: its intent says who began it. Neither row contains a secret. Each change that was made, in
 whole or in part and by whichever door, is a line of the log.
 
-All doors use the same names for an action. docs/run.md lists them, and a test does each action through
-both doors.
+All doors use the same names for an action; docs/run.md lists them.
 """
 
 from __future__ import annotations
