@@ -13,6 +13,7 @@ from sqlalchemy import BigInteger, Engine, create_engine, event, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+from structlog.testing import capture_logs
 
 from toc import CancelOutcome, NewTask, RescheduleOutcome
 from toc.model import errors
@@ -127,6 +128,21 @@ def test_a_session_that_joined_a_transaction_is_followed_once_that_commits(
     assert change.outcome is CancelOutcome.CANCELLED
     del change
     gc.collect()  # warns of what it opened in parts of the center that were closed
+
+
+def test_a_commit_that_no_thread_can_follow_succeeds(
+    contract: Contract, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_is_left(_do: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(contract.center._after_commit._threads, "run_detached", none_is_left)
+    with capture_logs() as lines, Session(engine) as session, session.begin():
+        job_id = contract.center.submit("c.plain", biz_id=4, delay=3600, session=session)
+    assert known(contract.center.get(job_id)).biz_id == 4
+    told = [(line["event"], line["tasks"], line["error"]) for line in lines]
+    assert told == [("commit_not_followed", 1, "can't start new thread")]
+    assert not indexed(contract, job_id), "the sweep adds it"
 
 
 def test_with_several_binds_the_caller_names_that_of_the_task(idle: Contract, engine: Engine) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import os
 import selectors
@@ -99,14 +100,19 @@ def shop(system: System) -> Iterator[Shop]:
 
 
 def test_handlers_run_in_the_process_between_start_and_stop(shop: Shop) -> None:
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    def settings() -> tuple[object, ...]:
+        return *map(signal.getsignal, (signal.SIGTERM, signal.SIGINT)), sys.getswitchinterval()
+
+    before, frozen = settings(), gc.get_freeze_count()
     with shop.center.worker() as worker:
         assert worker.ready.wait(PATIENCE)
         ids = [shop.center.submit("order.close", biz_id=1, delay=0.1)]
         ids.append(shop.center.submit("member.remind", biz_id=2, delay=0.1))
         shop.ran(1, 2)
         shop.ended(*ids)
-        assert handlers == {number: signal.getsignal(number) for number in handlers}
+        assert settings() == before
+        assert gc.get_freeze_count() <= frozen, "what the application has loaded is not frozen"
+    assert settings() == before
     late = shop.center.submit("order.close", biz_id=3, delay=0.1)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith(("toc-rows", "toc-beat", "toc-members"))], names
