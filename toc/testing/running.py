@@ -74,14 +74,14 @@ class Running:
         self._lives: list[str] = []
         """The names of the workers so far. All but the last are dead."""
         self._worker: Worker | None = None
-        self._runner: asyncio.Runner | None = None
+        # With a factory, for it unsets the event loop of the test's thread otherwise.
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._running = False
 
     def close(self) -> None:
         """End its threads and its event loop."""
         self._end_worker()
-        if self._runner is not None:
-            self._runner.close()
+        self._runner.close()
 
     def run(self, milliseconds: int, only: int | None = None) -> int:
         """Run what is due until that has passed, or one task. Returns how many times a handler was called."""
@@ -248,8 +248,6 @@ class Running:
             if call.handler.is_async and _loop_runs():
                 outcome = await asyncio.get_running_loop().create_task(outcome, context=Context())
             elif call.handler.is_async:
-                # With a factory, for it unsets the event loop of the test's thread otherwise.
-                self._runner = self._runner or asyncio.Runner(loop_factory=asyncio.new_event_loop)
                 outcome = self._runner.run(outcome, context=Context())
         except KeyboardInterrupt:
             raise
