@@ -96,7 +96,7 @@ def _settings() -> Iterator[str]:
 
 def _commands() -> Iterator[str]:
     plain = [name for name, command in commands() if all("--json" not in one.opts for one in command.params)]
-    yield _item("`--json`", f"JSON on stdout, of all but `{'`, `'.join(plain)}`.")
+    yield _item("`--json`", f"JSON, of all but `{'`, `'.join(plain)}`.")
     for name, command in commands():
         words = [name]
         for param in command.params:

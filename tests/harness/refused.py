@@ -194,6 +194,13 @@ COMMANDS: dict[str, str] = {
     "dead purge 5 abc": "'abc' is not a job_id",
     "dead purge -- -5": "'-5' is not a job_id",
     "dead purge": "`toc bulk purge`",
+    # what comes due
+    "due none": "no topic 'none'",
+    "due --what-if 2h": "No such option: --what-if",
+    "what-if order.close": "Missing option '--pause'",
+    "what-if --pause soon": "duration",
+    "what-if --pause 8d": "at most 604800 s (7d)",
+    "what-if --pause 2h --rate 0": "--rate must be a number of at least 0.001",
     # schedules and targets
     "schedule alter s": "there is no schedule 's'",
     f"{_SCHEDULE} --anchor 2030-01-31T12:00:00": "no time zone",

@@ -25,6 +25,7 @@ from benchmarks.private import free_port
 from toc import CancelOutcome, NewTask, Settings, TaskStatus, TimeoutCenter, Topic
 from toc.cli.main import main
 from toc.index.messages import Peek, Prepared, PrepareRequest
+from toc.maintenance.due_walk import DueWalk
 from toc.model.bulk import BulkState
 from toc.model.errors import PartialCancel, SchemaBehind, TopicDrift, TopicExists
 from toc.model.topic import Declaration
@@ -251,6 +252,28 @@ def test_what_is_due_or_ended_of_a_topic_is_in_order(toc: Toc, topic: str, cente
     assert [int(one["job_id"]) for one in toc.json("find", "--biz-id", 5, "--after", "1h")] == ids[4:]
     for wrong in (("--topic", topic, "--next", "x"), ("--topic", topic, "--error", "")):
         toc.refused("find", *wrong)
+
+
+def test_what_comes_due_and_what_would_pile_up_is_drawn_and_told(
+    toc: Toc, topic: str, center: TimeoutCenter
+) -> None:
+    center.submit_many([NewTask(topic, number, delay=1800) for number in range(3)])
+    walk = DueWalk(center.store, center.catalog, center.clock, lambda: frozenset(center.store.tables))
+    assert until(lambda: walk.run_once() >= 0 and not toc.json("due")["missing"])
+    assert toc.json("due", topic)["topics"][0]["hour"] == 3
+    assert toc.json("due")["total"]["hour"] == 3
+    drawn = toc.ok("due", topic)
+    assert re.search(r"^next hour \(UTC\)\n\d\d:\d\d +3 #{40}$", drawn, re.MULTILINE), drawn
+    assert "minutes were counted at most" in toc.err
+    pile = toc.json("what-if", topic, "--pause", "2h", "--rate", "1")
+    assert (pile["topic"], pile["waiting"], pile["rate"]) == (topic, 3, 1)
+    assert pile["drain_seconds"] == pytest.approx(3, abs=1)
+    assert len(pile["steps"]) > 60
+    assert toc.json("what-if", "--pause", "2h")["waiting"] == 3
+    told = toc.ok("what-if", topic, "--pause", "2h", "--rate", "1")
+    assert re.search(r"^waiting +3$", told, re.MULTILINE), told
+    assert "steps" not in told
+    assert [line.split()[0] for line in toc.err.splitlines()] == ["without", "tasks", "--json"]
 
 
 # --- tasks ------------------------------------------------------------------------------------------------

@@ -200,7 +200,8 @@ PANELS = {
         made(bulk.reschedule, _outcomes("rescheduled")),
     ]),
     "Set up and operate": _commands([
-        daemons.worker, daemons.gateway, watch.top, watch.due,
+        daemons.worker, daemons.gateway, watch.top,
+        made(due.show, watch.show_due, "due"), made(due.what_if, watch.show_what_if, "what-if"),
         made(due.lateness, _lateness, "lateness"),
         watch.slots,
         made(cluster.workers, _rows(

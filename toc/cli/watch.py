@@ -1,4 +1,4 @@
-"""toc top | slots | due: pictures of the cluster."""
+"""toc top | slots, and how what comes due is shown: pictures of the cluster."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from toc.cli.operations import act, acted
 from toc.cli.output import console, end_if_lost, print_json, say, screen, show, show_one, table
-from toc.cli.values import Json, flag, number, opened, option
-from toc.model.clock import parse_duration, span
+from toc.cli.values import Json, flag, opened, option
+from toc.model.clock import span
 from toc.model.errors import InvalidInput
 from toc.operate import cluster
-from toc.operate import due as operations
 from toc.operate.operation import Record
 
 if TYPE_CHECKING:
@@ -157,41 +156,23 @@ def _late(slot: Record) -> bool:
     return (slot["overdue"] or 0) >= 1
 
 
-def due(
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Only this topic.")] = None,
-    what_if: str | None = option("TIME", "Show what would pile up in a pause of 2h, 30m, 1d from now on."),
-    rate: str | None = option("N", "With --what-if: tasks a second that are started afterwards."),
-    as_json: Json = False,
-) -> None:
-    """Show how many tasks come due in each minute of the next hour and each hour of the next week.
-
-    Examples: toc due
-              toc due order.close --what-if 2h --rate 50
-    """
-    values: dict[str, Any] = {} if topic is None else {"topic": topic}
-    if what_if is None:
-        if rate is not None:
-            raise InvalidInput("--rate goes with --what-if")
-        record = acted(operations.show, **values)
-    else:
-        if rate is not None:
-            values["rate"] = number(rate, "--rate", 0.001, 1e6)
-        record = acted(operations.what_if, pause=parse_duration(what_if), **values)
+def show_what_if(record: Record, *, as_json: bool) -> None:
+    """Print what would pile up."""
     if as_json:
         print_json(record)
-    elif what_if is None:
-        _show_due(record)
-    else:
-        show_one(
-            {key: value for key, value in record.items() if key not in ("steps", "missing")}, as_json=False
-        )
-        say("without --rate at that of all workers, whatever the topic's concurrency or run time allow;")
-        say("tasks that are not submitted yet are not counted")
-        say("--json has what would wait at the end of each minute, later of each hour")
-        say_missing(record)
+        return
+    show_one({key: value for key, value in record.items() if key not in ("steps", "missing")}, as_json=False)
+    say("without --rate at that of all workers, whatever the topic's concurrency or run time allow;")
+    say("tasks that are not submitted yet are not counted")
+    say("--json has what would wait at the end of each minute, later of each hour")
+    say_missing(record)
 
 
-def _show_due(record: Record) -> None:
+def show_due(record: Record, *, as_json: bool) -> None:
+    """Print what comes due, as bars."""
+    if as_json:
+        print_json(record)
+        return
     topics = [{key: one[key] for key in _COLUMNS} for one in record["topics"]]
     if record["others"] and any(record["others"][key] for key in _COLUMNS[1:]):
         topics.append({"topic": "(others)", **{key: record["others"][key] for key in _COLUMNS[1:]}})

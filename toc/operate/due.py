@@ -138,6 +138,8 @@ def show(doing: Doing, topic: str | None = None) -> Record:
     seconds, of the table counted the longest ago. `missing` names tables that are not, or not fully, in
     these numbers. `capacity`: the most tasks that the living workers have started in a minute; `beyond` are
     the minutes of the next hour in which more come due, of all topics.
+
+    toc: Example: toc due order.close
     """
     found = _Asked(doing, topic)
     shown = [{"topic": name, **found.shown([biz_type])} for biz_type, name in found.mine.items()]
@@ -183,6 +185,8 @@ def what_if(doing: Doing, pause: float, topic: str | None = None, rate: float | 
     tasks a second are started, or what other topics leave of the `capacity` (tasks a minute) of all workers,
     however few the topic's concurrency and run time allow. At `drained`, after `drain_seconds`, nothing waits
     any more; null: not within a week, or no rate is known.
+
+    toc: Example: toc what-if order.close --pause 2h --rate 50
     """
     if not 0 < pause <= WEEK:
         raise InvalidInput(f"a pause is more than 0 s and at most {WEEK} s (7d), not {pause:g} s", "pause")
