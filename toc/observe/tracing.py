@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from toc.model.errors import ConfigError
@@ -120,40 +120,27 @@ class Tracing:
     # --- tries
 
     @contextmanager
-    def trying(self, task: Task) -> Iterator[None]:
-        """Write the span of a try of this task; it is the current span within the block."""
-        if not is_traced(task.job_id, self._share):
-            yield
-            return
-        span = self._start_try(task)
-        try:
-            with self._trace.use_span(span, record_exception=False, set_status_on_exception=False):
-                yield
-        except BaseException as exc:
-            self._end_try(span, exc)
-            raise
-        self._end_try(span, None)
-
-    @contextmanager
-    def trying_many(
-        self, tasks: Sequence[Task]
+    def trying(
+        self, tasks: Sequence[Task], *, current: bool
     ) -> Iterator[Callable[[Mapping[int, BaseException | None]], None]]:
         """Write the spans of a try of these tasks of one topic. Yields a function for the errors by job_id.
 
-        None of them is the current span within the block.
+        Within the block a span is the current one only if asked for, with one task.
         """
-        began = time.time_ns()
-        failed: dict[int, BaseException | None] = {}
-        error: BaseException | None = None
-        try:
-            yield failed.update
-        except BaseException as exc:
-            error = exc
-            raise
-        finally:
-            for task in tasks:
-                if is_traced(task.job_id, self._share):
-                    self._end_try(self._start_try(task, began), error or failed.get(task.job_id))
+        spans = {one.job_id: self._start_try(one) for one in tasks if is_traced(one.job_id, self._share)}
+        errors: dict[int, BaseException | None] = {}
+        with ExitStack() as stack:
+            for span in spans.values() if current else ():
+                use = self._trace.use_span(span, record_exception=False, set_status_on_exception=False)
+                stack.enter_context(use)
+            try:
+                yield errors.update
+            except BaseException as exc:
+                errors = dict.fromkeys(spans, exc)
+                raise
+            finally:
+                for job_id, span in spans.items():
+                    self._end_try(span, errors.get(job_id))
 
     def flush(self) -> None:
         """Export the written spans, before the process ends without its usual exit steps."""
@@ -166,14 +153,13 @@ class Tracing:
 
     # --- inside
 
-    def _start_try(self, task: Task, start_ns: int | None = None) -> Span:
+    def _start_try(self, task: Task) -> Span:
         more: Attributes = {
             "toc.attempt": task.attempt,
             "toc.version": task.version,
             "toc.action_time": task.action_time.isoformat(timespec="milliseconds"),
         }
-        kind = self._trace.SpanKind.CONSUMER
-        return self._start("process", kind, task.job_id, task.topic, more, start_ns=start_ns)
+        return self._start("process", self._trace.SpanKind.CONSUMER, task.job_id, task.topic, more)
 
     def _end_try(self, span: Span, error: BaseException | None) -> None:
         kinds = {type(None): "processed", Dead: "dead", Retry: "retry", Postponed: "postponed"}
@@ -185,7 +171,7 @@ class Tracing:
 
     def _start(
         self, operation: str, kind: object, job_id: int, topic: str, more: Attributes, *,
-        links: Sequence[Link] = (), start_ns: int | None,
+        links: Sequence[Link] = (), start_ns: int | None = None,
     ) -> Span:  # fmt: skip
         return self._tracer.start_span(
             f"{operation} {topic}",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -27,32 +28,28 @@ AGAIN_MS = 5000
 """When a task runs again whose handler was left at a breakpoint."""
 
 
-Context = Callable[[Any], AbstractContextManager[Any]]
-
-
-def surrounded(handler: Handler, one: Context, many: Context) -> Handler:
-    """The handler, wrapped so that each call is within a context, which gets what the handler gets. That for
-    a batch gives a function that is told the errors by job_id."""
+def surrounded(
+    handler: Handler, within: Callable[[Sequence[Task]], AbstractContextManager[Callable[..., None]]]
+) -> Handler:
+    """The handler, wrapped so that each call is within a context of its tasks. That gives a function that is
+    told the errors by job_id."""
     inner, batched = handler.call, handler.batch is not None
-    span = many if batched else one
     call: Callable[..., Any]
 
-    def checked(outcome: Any, given: Any, failed: Callable[..., None] | None) -> Any:
-        errors = errors_of(outcome, given if batched else None)
-        if failed is not None:
-            failed(errors)
+    def checked(outcome: Any, given: Any, failed: Callable[..., None]) -> Any:
+        failed(errors_of(outcome, given if batched else None))
         return outcome
 
     if handler.is_async:
 
         async def call(given: Any) -> Any:
-            with span(given) as failed:
+            with within(given if batched else [given]) as failed:
                 return checked(await inner(given), given, failed)
 
     else:
 
         def call(given: Any) -> Any:
-            with span(given) as failed:
+            with within(given if batched else [given]) as failed:
                 return checked(inner(given), given, failed)
 
     return replace(handler, call=call)
@@ -62,13 +59,16 @@ def traced(handlers: dict[str, Handler], tracing: Tracing | None) -> dict[str, H
     """The handlers, each try of which is a span if tries are traced."""
     if tracing is None:
         return handlers
-    return {topic: surrounded(one, tracing.trying, tracing.trying_many) for topic, one in handlers.items()}
+    return {
+        topic: surrounded(one, partial(tracing.trying, current=one.batch is None))
+        for topic, one in handlers.items()
+    }
 
 
 def told(handler: Handler, *, limited: bool) -> Handler:
     """The handler, wrapped so that each try is told, and ``limited`` by max_runtime or not. One that is left
     at a breakpoint uses up nothing."""
-    one = surrounded(handler, lambda task: _trying_many([task]), _trying_many)
+    one = surrounded(handler, _trying)
     return replace(one, limited=limited, overran=_overran)
 
 
@@ -95,7 +95,7 @@ def tell_death(task: Task, reason: str) -> None:
 
 
 @contextmanager
-def _trying_many(tasks: Sequence[Task]) -> Iterator[Callable[[Mapping[int, BaseException | None]], None]]:
+def _trying(tasks: Sequence[Task]) -> Iterator[Callable[[Mapping[int, BaseException | None]], None]]:
     for task in tasks:
         late = (datetime.now(UTC) - task.action_time).total_seconds()
         when = f"{_duration(late)} late" if task.attempt == 1 else f"try {task.attempt}"
