@@ -10,6 +10,7 @@ logged in learns anything, not even which pages there are.
 import asyncio
 import gzip
 import hashlib
+import hmac
 import re
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -184,7 +185,7 @@ class Console:
         form: dict[str, str] = {}
         if method == "POST":
             form = await _form(exchange)
-            if not session.wrote(form.pop("csrf", "") or exchange.header(b"x-csrf-token") or ""):
+            if not hmac.compare_digest(form.pop("csrf", "").encode(), session.csrf.encode()):
                 why = "the form is of another login: go back, reload the page, send it again"
                 raise Problem(problems.FORBIDDEN, why)
         exchange.begin(f"token {token.name}")
@@ -243,7 +244,7 @@ class Console:
 
     async def _events(self, found: Page, view: View, cookies: str | None) -> AsyncIterator[bytes]:
         """Bring an open page up to date until its login ends or the process does."""
-        last, csrf, name = "", view.session.csrf(), view.session.token.name
+        last, name = "", view.session.token.name
         try:
             self._open.take(name)
         except Busy:  # the page stays as it was read and says so, and the browser asks again
@@ -251,7 +252,7 @@ class Console:
         try:
             while True:
                 try:
-                    html = await self._fragment(found, view, csrf)
+                    html = await self._fragment(found, view)
                     yield _event(html) if html != last else b"event: same\ndata: .\n\n"
                     last = html
                 except Busy:  # the next time, then
@@ -269,16 +270,16 @@ class Console:
         finally:
             self._open.give(name)
 
-    async def _fragment(self, found: Page, view: View, csrf: str) -> str:
+    async def _fragment(self, found: Page, view: View) -> str:
         try:
             content = await found.shows(view)
         except Exception as exc:
             problem = problem_for(exc, CONSOLE)
             content = Content("", [Note(text=f"{problem.detail}.", level="bad", href=problem.kind.type)])
         acts = offered(found, view, content) if isinstance(content, Content) and content.title else []
-        return await self._drawn(partial(
-            self._render, "blocks.html", content=content, csrf=csrf, now_ms=view.now_ms, acts=acts,
-        ))  # fmt: skip
+        now_ms, csrf = view.now_ms, view.session.csrf
+        draw = partial(self._render, "blocks.html", content=content, csrf=csrf, now_ms=now_ms, acts=acts)
+        return await self._drawn(draw)
 
     # --- HTML
 
@@ -295,7 +296,7 @@ class Console:
         packed: bool = False, **values: Any,
     ) -> Answer:  # fmt: skip
         nonce, now_ms = secrets.token_urlsafe(16), self._service.center.clock.now_ms()
-        csrf, rest = session.csrf() if session else "", {"now": None, "acts": [], **values}
+        csrf, rest = session.csrf if session else "", {"now": None, "acts": [], **values}
         text = self._render(
             template, nonce=nonce, session=session, menu=_menu(session), csrf=csrf, now_ms=now_ms, **rest
         )

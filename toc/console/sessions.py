@@ -6,7 +6,6 @@ expired or made anew ends it within a second.
 """
 
 import hmac
-import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 
@@ -24,23 +23,9 @@ class Session:
     """A login."""
 
     token: Token
-    secret: bytes
-    """What its CSRF tokens are made of."""
-
-    def csrf(self) -> str:
-        """Return a token for the forms of a page. It is another text each time: pages are compressed, and
-        what is the same on many could be found out by their lengths (BREACH)."""
-        mask = secrets.token_bytes(len(self.secret))
-        return (mask + _xor(mask, self.secret)).hex()
-
-    def wrote(self, csrf: str) -> bool:
-        """Whether a form is of one of this login's pages."""
-        try:
-            sent = bytes.fromhex(csrf)
-        except ValueError:
-            return False
-        half = len(sent) // 2
-        return hmac.compare_digest(_xor(sent[:half], sent[half:]), self.secret)
+    csrf: str
+    """What its forms carry. The lengths of compressed pages could give it away (BREACH), but another site
+    could do nothing with it: it sends no form with this login's cookie, which is SameSite=Strict."""
 
 
 class Sessions:
@@ -82,11 +67,7 @@ class Sessions:
         token = self._book.of(payload[:_HASH])
         if token is None or not hmac.compare_digest(seal, self._seal(payload, token.name)):
             return None
-        return Session(token, hmac.digest(self._key, b"csrf" + data, "sha256"))
+        return Session(token, hmac.digest(self._key, b"csrf" + data, "sha256").hex())
 
     def _seal(self, payload: bytes, name: str) -> bytes:
         return hmac.digest(self._key, payload + name.encode(), "sha256")
-
-
-def _xor(one: bytes, other: bytes) -> bytes:
-    return bytes(a ^ b for a, b in zip(one, other, strict=False))

@@ -99,7 +99,7 @@ def test_a_form_of_another_site_is_refused(shared: Gateway, headers: dict[str, s
 
 def test_a_form_needs_the_token_of_its_login(shared: Gateway) -> None:
     browser, other = Browser(shared), Browser(shared, "read")
-    for csrf in ("", "x" * 64, other.csrf()):
+    for csrf in ("", "x" * 64, "é", other.csrf()):
         assert browser.post("/logout", csrf=csrf).status == 403
     assert browser.post("/logout", Origin=f"http://127.0.0.1:{shared.port}").status == 303
 
@@ -221,16 +221,14 @@ def test_a_token_of_some_topics_sees_those_alone(shared: Gateway) -> None:
     assert browser.get("").headers["location"] == "/console/topics"
 
 
-def test_pages_are_compressed_each_with_a_secret_of_its_own_and_files_are_kept(shared: Gateway) -> None:
+def test_pages_are_compressed_and_files_are_kept(shared: Gateway) -> None:
     browser = Browser(shared)
     page = browser.get("").html
     with browser.asked("GET", "/console", more={"Accept-Encoding": "gzip"}) as answer:
         assert answer.getheader("Content-Encoding") == "gzip"
         sent = answer.read()
     total, packed = len(browser.get("/login").html) + len(sent), gzip.decompress(sent).decode()
-    first, second = (set(re.findall(r'name="csrf" value="(\w+)"', one)) for one in (packed, page))
-    assert first
-    assert first.isdisjoint(second), "compressed pages have the same secret"
+    assert browser.csrf() in packed
     for path in re.findall(r'(?:src|href)="(/console/static/[^"]+)"', page):
         for accepted, encoding in (("gzip, br", "gzip"), ("", None)):
             with browser.asked("GET", path, more={"Accept-Encoding": accepted}) as answer:

@@ -270,7 +270,7 @@ class Served(NamedTuple):
     def ask(self, path: str, form: Mapping[str, str] | None = None) -> tuple[int, bytes]:
         """Open a page, or send a form."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        body = urlencode({"csrf": self.session.csrf(), **form}) if form else None
+        body = urlencode({"csrf": self.session.csrf, **form}) if form else None
         headers = {"Cookie": self.cookie, "Content-Type": FORM}
         connection.request("POST" if form else "GET", path, body, headers)
         answer = connection.getresponse()
