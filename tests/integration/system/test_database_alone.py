@@ -249,7 +249,6 @@ def test_a_backlog_of_a_paused_topic_is_read_in_part_and_pages_say_so(alone: Sys
             ("", "Only the first tasks of each table are counted"),
             ("/topics/test.async", "Only the first tasks of each table are counted"),
             ("/running", "Others may run"),
-            ("/workers", "Runs is not counted"),
         ):
             assert said in Browser(gateway).get(page).text, page
     enough.touch()

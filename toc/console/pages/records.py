@@ -1,9 +1,8 @@
 """What there is: workers and their slots, schedules with their next times, targets, tokens; and the audit."""
 
 import asyncio
-from collections import Counter
 
-from toc.console.pages.tasks import SOME, carried, now_running
+from toc.console.pages.tasks import carried
 from toc.console.shown import Block, Content, Facts, Form, Table, columns
 from toc.console.view import CLUSTER_SECONDS, View, fields_of, marked, page
 from toc.gateway.app import CONSOLE, problem_for
@@ -12,9 +11,8 @@ from toc.model.access import Action
 from toc.model.errors import TocError
 
 WORKERS = columns(
-    "worker, host, drained, owned: Slots, runs: Runs, assigned, tables, weight, leader: Leads, "
-    "out_of_reach: Does not reach, version: Release, joined",
-    runs="/console/running",
+    "worker, host, drained, owned: Slots, assigned, tables, weight, leader: Leads, "
+    "out_of_reach: Does not reach, version: Release, joined"
 )
 SLOTS = columns(
     "slot, state, owner, assigned: Assigned to, why, since, scheduled: Counted as scheduled, "
@@ -51,22 +49,15 @@ ACTIONS = columns("at: When, by: Who, action, target: On, outcome, details, resu
 @page("workers", Action.READ_CLUSTER, menu="Workers", live=True)
 async def workers(view: View) -> Content:
     """Workers, slots that move, intents."""
-    there, slots, asked, tries = await asyncio.gather(
+    there, slots, asked = await asyncio.gather(
         view.part("Workers", "GET /v1/workers", fresh=CLUSTER_SECONDS),
         view.part("Slots", "GET /v1/slots", fresh=CLUSTER_SECONDS),
         view.part("Drains, weights and pins", "GET /v1/intents", fresh=CLUSTER_SECONDS),
-        now_running(view),
     )
-    blocks: list[Block] = [*there.notes, *slots.notes, *asked.notes, *tries.notes]
+    blocks: list[Block] = [*there.notes, *slots.notes, *asked.notes]
     if there.value is not None:
-        each = there.value["workers"]
-        about = "A drained worker finishes what it runs: Runs counts what has run for a second."
-        if tries.value is None or tries.value["more"]:
-            about = f"Runs is not counted. {SOME}"
-        else:
-            runs = Counter(one["owner"] for one in tries.value["tasks"] if one["since"])
-            each = [{**one, "runs": runs[one["worker"]]} for one in each]
-        blocks.append(Table("Workers", about, WORKERS, each, empty="No worker is alive."))
+        about = "A drained worker finishes what it runs: see Running."
+        blocks.append(Table("Workers", about, WORKERS, there.value["workers"], empty="No worker is alive."))
     if slots.value is not None:
         each = slots.value["slots"]
         moving = [one for one in each if one["owner"] is None or one["owner"] != one["assigned"]]

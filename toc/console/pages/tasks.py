@@ -7,7 +7,7 @@ from typing import Any
 
 from toc.console import shown
 from toc.console.shown import Block, Content, Facts, Field, Form, Lines, Note, Table, columns
-from toc.console.view import CLUSTER_SECONDS, Part, Redirect, View, fields_of, page
+from toc.console.view import CLUSTER_SECONDS, Redirect, View, fields_of, page
 from toc.gateway.exchange import Answer
 from toc.gateway.problems import INVALID, Problem
 from toc.model.access import Action
@@ -62,15 +62,10 @@ async def tasks(view: View) -> Content | Redirect:
     return Content("Tasks", blocks, view.now_ms)
 
 
-async def now_running(view: View) -> Part:
-    """Return what runs now."""
-    return await view.part("Running tasks", "GET /v1/running", {"limit": "1000"}, fresh=CLUSTER_SECONDS)
-
-
 @page("running", Action.READ_CLUSTER, menu="Running", live=True)
 async def running(view: View) -> Content:
     """What runs now."""
-    part = await now_running(view)
+    part = await view.part("Running tasks", "GET /v1/running", {"limit": "1000"}, fresh=CLUSTER_SECONDS)
     blocks = list(part.notes)
     if part.value is not None:
         about = "Those without a time have been taken by their worker, and have not started yet."
