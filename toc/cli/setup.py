@@ -184,11 +184,7 @@ def synced(app: str, *, dry_run: bool = False) -> list[Step]:
     with load_app(app) as center:
         center.store.check_layout()  # else no worker would start
         perform = None if dry_run else lambda what, **values: act(what, center, **values)
-        steps = topics.sync_topics(center, center.declared(), perform)
-    for step in steps:
-        if step.kept:
-            say(f"topic {step.topic} keeps {step.kept}, which code does not name")
-    return steps
+        return topics.sync_topics(center, center.declared(), perform)
 
 
 def key() -> None:

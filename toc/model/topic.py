@@ -394,15 +394,6 @@ class Declaration:
         wanted = {name: getattr(declared, name) for name in self.fields}
         return {name: value for name, value in wanted.items() if value != getattr(topic, name)}
 
-    def kept(self, topic: Topic) -> str:
-        """Return the policies of a topic that code does not name, and that differ from the defaults."""
-        plain = Declaration(self.name, {}).topic(topic.biz_type)
-        return ", ".join(
-            f"{name} {value} (default {default})"
-            for name in sorted(POLICIES - self.fields.keys())
-            if (value := getattr(topic, name)) != (default := getattr(plain, name))
-        )
-
 
 def drift(declared: Iterable[Declaration], known: Mapping[str, Topic]) -> dict[str, str]:
     """Return by name how topics differ from what code declares."""

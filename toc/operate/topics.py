@@ -331,8 +331,7 @@ def delete(doing: Doing, topic: str) -> Record:
 
 
 class Step(NamedTuple):
-    """What becomes of one declared topic: ``refused`` tells the error that it meets, or would meet; ``kept``
-    what code does not name and is not the default."""
+    """What becomes of one declared topic: ``refused`` tells the error that it meets, or would meet."""
 
     topic: str
     action: str
@@ -340,7 +339,6 @@ class Step(NamedTuple):
     changes: dict[str, Any]
     was: dict[str, Any]
     refused: str = ""
-    kept: str = ""
 
     def changes_text(self) -> str:
         """Return the changes in a line."""
@@ -378,7 +376,7 @@ def _synced(
     else:
         changes = one.changes(topic)
         was = {name: getattr(topic, name) for name in changes}
-        step = Step(one.name, "alter" if changes else "none", changes, was, kept=one.kept(topic))
+        step = Step(one.name, "alter" if changes else "none", changes, was)
     try:
         if topic is None:
             check_new(center, made, typed="biz_type" in step.changes)
