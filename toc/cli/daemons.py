@@ -117,23 +117,6 @@ def gateway(
     raise typer.Exit(run_daemon(NO_HANDLERS, settings, beside))
 
 
-def _check_certificate(certificate: Path, key: Path) -> None:
-    """Raise InvalidInput for what no process could serve: they would end, one after the other."""
-
-    def password() -> str:
-        raise InvalidInput(
-            f"the key in {shown(str(key))} is encrypted, and nobody could be asked for its password"
-        )
-
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password)
-    except OSError as exc:
-        why = "they are not a certificate and its key" if isinstance(exc, ssl.SSLError) else exc.strerror
-        raise InvalidInput(
-            f"--tls-cert {shown(str(certificate))}, --tls-key {shown(str(key))}: {why}"
-        ) from exc
-
-
 def http_processes(
     host: str, port: int, processes: int, tls_cert: Path | None, tls_key: Path | None, plain_from: list[str]
 ) -> SideProcesses:
@@ -152,11 +135,12 @@ def http_processes(
     networks = _networks("--plain-from", plain_from)
     if (tls_cert is None) != (tls_key is None):
         raise InvalidInput("give both --tls-cert and --tls-key, or neither")
-    for file in filter(None, (tls_cert, tls_key)):
-        if not file.is_file():
-            raise InvalidInput(f"{shown(str(file))} is not a file")
-    if tls_cert is not None and tls_key is not None:
-        _check_certificate(tls_cert, tls_key)
+    if tls_cert is not None and tls_key is not None:  # else its processes would end, one after the other
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls_cert, tls_key, lambda: "")
+        except OSError as exc:
+            both = f"--tls-cert {shown(str(tls_cert))}, --tls-key {shown(str(tls_key))}"
+            raise InvalidInput(f"{both} are not a certificate and its key without a password: {exc}") from exc
     if not address.is_loopback and tls_cert is None and not networks:
         raise ConfigError(
             f"{host} is not loopback, and tokens must not cross a network in the clear: give --tls-cert and "

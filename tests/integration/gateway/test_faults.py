@@ -270,6 +270,7 @@ def test_a_certificate_that_cannot_be_served_is_refused_at_first(system: System,
         (tls.certificate, other.key),
         (tls.key, tls.certificate),
         (tls.certificate, encrypted),
+        (tls.certificate, tmp_path / "none.pem"),
     ):
         words = ["gateway", "--port", "0", "--tls-cert", str(certificate), "--tls-key", str(secret)]
         refused = forks.run(words, env=system.env, timeout=60)
