@@ -57,31 +57,31 @@ def open_operator(settings: Settings) -> Operator:
     )
 
 
-def onlooker(center: TimeoutCenter) -> Onlooker:
-    """Return what the rows of members say, for a cluster without ZooKeeper. Raises StoreUnavailable."""
+def looking(center: TimeoutCenter) -> AbstractContextManager[Onlooker | Operator]:
+    """Return who tells of workers and slots, for a ``with`` block: without ZooKeeper by the rows of members.
+
+    Raises as ``living_workers``.
+    """
+    if center.settings.zookeeper is not None:
+        return open_operator(center.settings)
     from toc.coordination.views import Onlooker
 
     topics = center.store.topics.list()
     slots = {slot for topic in topics for slot in topic.slots()}
     slots.update(Slot(TABLES, number) for number in center.store.tables)
     others = {one.name: one.delivery.value for one in topics if one.delivery is not Delivery.HANDLER}
-    return Onlooker(center.store.members.list(), slots, others)
-
-
-def _seen(center: TimeoutCenter) -> AbstractContextManager[Onlooker | Operator]:
-    alone = center.settings.zookeeper is None
-    return nullcontext(onlooker(center)) if alone else open_operator(center.settings)
+    return nullcontext(Onlooker(center.store.members.list(), slots, others))
 
 
 def living_workers(center: TimeoutCenter) -> list[WorkerRow]:
     """Return the living workers. Raises CoordinationUnavailable or, without ZooKeeper, StoreUnavailable."""
-    with _seen(center) as seen:
+    with looking(center) as seen:
         return seen.workers()
 
 
 def slot_owners(center: TimeoutCenter) -> list[SlotRow]:
     """Return who owns each slot, and why. Raises as ``living_workers``."""
-    with _seen(center) as seen:
+    with looking(center) as seen:
         return seen.slots()
 
 

@@ -5,12 +5,13 @@ the others are examined all the same.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from toc.coordination.assignment import TABLES, Spread
 from toc.coordination.session import Address
-from toc.coordination.views import SlotRow, SlotState, WorkerRow
+from toc.coordination.views import Onlooker, SlotRow, SlotState, WorkerRow
 from toc.coordination.znodes import host_of
 from toc.index import preflight
 from toc.index.messages import SILENT_SECONDS
@@ -23,7 +24,7 @@ from toc.model.horizon import LEAST
 from toc.model.topic import Delivery, Slot, Topic
 from toc.observe.log import redact
 from toc.operate import doctor_tasks
-from toc.operate.cluster import onlooker, open_operator
+from toc.operate.cluster import looking, slot_owners
 from toc.sdk.client import TimeoutCenter
 
 MOVE_SECONDS = 3.0
@@ -162,17 +163,12 @@ def _index_of(center: TimeoutCenter, topics: list[Topic]) -> Iterator[Line]:
 def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> Iterator[Line]:
     place = None if center.settings.zookeeper is None else Address.parse(center.settings.zookeeper)
     try:
-        if place is None:
-            seen = onlooker(center)
-            workers = seen.workers()
-            moving = _moving(seen.slots(), lambda: onlooker(center).slots(), topics)
-            silent = {host: age for host, age in seen.silent().items() if age < GONE_SECONDS}
-        else:
-            with open_operator(center.settings) as operator:
-                workers, rows = operator.workers(), operator.slots()
-                yield Line(Level.OK, "zookeeper", place.hosts, "it serves", "")
-                moving = _moving(rows, operator.slots, topics)
-            silent = _silent(center, {row.member.host for row in workers})
+        with looking(center) as seen:
+            workers, rows = seen.workers(), seen.slots()
+            silent = seen.silent() if isinstance(seen, Onlooker) else _silent(center, workers)
+        if place is not None:
+            yield Line(Level.OK, "zookeeper", place.hosts, "it serves", "")
+        moving = _moving(rows, partial(slot_owners, center), topics)
     except errors.CoordinationUnavailable as exc:
         do = "bring ZooKeeper back; if it says NoAuth, name the user that created the nodes in TOC_ZOOKEEPER"
         yield Line(Level.REFUSE, "zookeeper", "-", str(exc), do)
@@ -180,7 +176,7 @@ def _cluster(center: TimeoutCenter, topics: list[Topic], known: list[Line]) -> I
     except TocError as exc:
         yield from _unless_said(known, "workers", exc)
         return
-    for host, seconds in sorted(silent.items()):
+    for host, seconds in sorted((host, age) for host, age in silent.items() if age < GONE_SECONDS):
         what = f"its workers ended {seconds} s ago without leaving: it was killed, or is cut off"
         do = "start it again; what ran there runs elsewhere after its topic's prepare_timeout"
         yield Line(Level.WARN, "workers", host, what, do)
@@ -210,9 +206,10 @@ def _other_rung(center: TimeoutCenter) -> Iterator[Line]:
         yield Line(Level.REFUSE, "workers", host, what, "give everything the same TOC_ZOOKEEPER")
 
 
-def _silent(center: TimeoutCenter, hosts: Collection[str]) -> dict[str, int]:
+def _silent(center: TimeoutCenter, workers: Sequence[WorkerRow]) -> dict[str, int]:
     """Those of the members that Redis remembers which are on other hosts and did not leave."""
     heard: dict[str, int] = {}
+    hosts = {row.member.host for row in workers}
     with suppress(IndexUnavailable):  # reported elsewhere
         owner = center.queues.owner()
         for worker, seconds in (owner.members if owner else {}).items():
