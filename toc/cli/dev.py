@@ -50,7 +50,7 @@ def demo(
     _clean_up_when_terminated()
     say("starting a private Redis, SQLite and a worker ...")
     with embedded():
-        say(f"{count} orders; 30 minutes take {seconds} s here; done in about {2 * seconds} s")
+        say(f"{count} orders; 30 minutes take {seconds} s here; done in about {seconds} s")
         with progress_line("") as tell:
             report = play(count, seconds, tell)
     show_one(report, as_json=as_json)

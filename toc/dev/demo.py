@@ -16,7 +16,7 @@ from typing import Any
 from toc.config import Settings
 from toc.dev.local import embedded_stack, only_config, write_config
 from toc.model.errors import Unavailable
-from toc.model.task import CancelOutcome, Task, TaskStatus
+from toc.model.task import CancelOutcome, NewTask, Task, TaskStatus
 from toc.model.topic import Topic
 from toc.operate.admin import migrator
 from toc.sdk.client import TimeoutCenter
@@ -67,38 +67,27 @@ def embedded() -> Iterator[None]:
 
 
 def play(count: int, seconds: float, tell: Tell) -> dict[str, Any]:
-    """Submit orders that are to be paid within ``seconds``, pay some, and return the report.
-
-    It takes twice as long, as orders come one after the other.
-    """
+    """Submit orders that are to be paid within ``seconds`` at most, pay some, and return the report."""
     chance = random.Random(1)  # noqa: S311 - made-up orders, nothing to guard
-    steps: list[tuple[float, int, bool]] = []
-    """When which order comes or, the last, is paid."""
-    for number in range(count):
-        at = seconds * number / count
-        steps.append((at, number, False))
-        if chance.random() < PAID:
-            steps.append((at + chance.uniform(0.0, seconds), number, True))
-    job_ids: dict[int, int] = {}
-    paid: dict[int, CancelOutcome] = {}
+    delays = [seconds * chance.uniform(0.5, 1.0) for _ in range(count)]
     begin = time.monotonic()
+    job_ids = center.submit_many(NewTask(CLOSE, f"demo-{n:05d}", delay) for n, delay in enumerate(delays))
+    payments = sorted(zip([chance.uniform(0.0, one) for one in delays], job_ids, strict=True))
+    paid: dict[int, CancelOutcome] = {}
 
     def wait_until(at: float) -> None:
         while (now := time.monotonic() - begin) < at:
-            done = f"{len(job_ids)} of {count} submitted, {len(paid)} paid, {len(starts)} closed"
-            tell(min(now / (2 * seconds), 1.0), done)
+            tell(now / seconds, f"{count} submitted, {len(paid)} paid, {len(starts)} closed")
             time.sleep(min(at - now, 0.25))
 
-    for at, number, pays in sorted(steps):
-        wait_until(at)
-        if pays:
-            paid[job_ids[number]] = center.cancel(job_ids[number])
-        else:
-            job_ids[number] = center.submit(CLOSE, biz_id=f"demo-{number:05d}", delay=seconds)
-    wait_until(2 * seconds)
+    for at, job_id in payments:
+        if chance.random() < PAID:
+            wait_until(at)
+            paid[job_id] = center.cancel(job_id)
+    wait_until(seconds)
     end = time.monotonic() + UNFINISHED_SECONDS
     while True:
-        tasks = {job_id: center.get(job_id) for job_id in job_ids.values()}
+        tasks = {job_id: center.get(job_id) for job_id in job_ids}
         pending = any(task is not None and task.status is TaskStatus.PENDING for task in tasks.values())
         if not pending or time.monotonic() > end:
             return judge(tasks, paid)
