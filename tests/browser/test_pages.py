@@ -296,8 +296,11 @@ def test_a_form_is_sent_once_and_again_by_whoever_comes_back(visit: Visit, gatew
     assert clerk.complaints == []
 
 
-def test_a_page_has_one_stream_that_rests_while_it_is_hidden(visit: Visit) -> None:
+def test_a_page_tells_its_age_and_has_one_stream_at_most_that_rests_while_it_is_hidden(visit: Visit) -> None:
     reader = visit("read")
+    reader.go("/tasks")
+    reader.wait("/Read [2-8] s ago\\./.test(document.body.innerText)")
+    assert len(reader.streams) == 0
     reader.go("")
     reader.wait("window.updates > 1")
     assert len(reader.streams) == 1

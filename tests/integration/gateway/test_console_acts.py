@@ -363,7 +363,10 @@ def test_minutes_beyond_what_workers_have_started_stand_out(
             assert re.search(rb'data-limit="700" data-values="[^"]*0,700,750,701,900,0', html), html
             assert b">Counted as scheduled<" in html, "not all that is: within the horizon, or the first rows"
             ages = re.findall(rb"<h2>Due in the next (\w+)</h2>\s*<p[^>]*>Counted up to ([^,]*) ago,", html)
-            assert ages == [(b"hour", b"44 s"), (b"week", b"10 min 32 s")], "each has an age of its own"
+            far = b"10 min 32 s"
+            assert ages == [(b"hour", b"44 s"), (b"day", far), (b"week", far)], "each has an age of its own"
+            drawn = [values.count(b",") + 1 for values in re.findall(rb'data-values="([^"]*)"', html)]
+            assert drawn == [60, 24, 168]
 
     asyncio.run(steps())
     found = show.perform(Doing(center, "ann", show.right), {})

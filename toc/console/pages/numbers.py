@@ -55,6 +55,7 @@ async def due(view: View, topic: str = "") -> list[Block]:
         *part.notes,
         *_missing(counts["missing"]),
         Picture("Due in the next hour", about, hour, 60, total["minutes"], "tasks a minute", most),
+        Picture("Due in the next day", weeks, week, 3600, total["hours"][:24], "tasks an hour"),
         Picture("Due in the next week", weeks, week, 3600, total["hours"], "tasks an hour"),
         Note(text="What would pile up during a pause?", href=pile),
     ]

@@ -90,13 +90,16 @@
   // How old a page is. One that should be brought up to date, and is not, says so.
   let heard = performance.now();
   addEventListener("htmx:sse:after:message", () => { heard = performance.now(); });
+  const span = (size, unit, part, below, age) =>
+    `${Math.floor(age / size)} ${unit}` + (age % size >= part ? ` ${Math.floor(age % size / part)} ${below}` : "");
   setInterval(() => {
     const shown = document.querySelector("[data-age]"), silent = (performance.now() - heard) / 1e3;
-    if (!shown || silent < 9) return;
+    if (!shown) return;
     const age = Math.round(Number(shown.dataset.age) + silent);
-    const said = age < 120 ? `${age} s` : age < 7200 ? `${Math.floor(age / 60)} min` : `${Math.floor(age / 3600)} h`;
-    shown.textContent = `Read ${said} ago${document.getElementById("live") ? ", and not brought up to date since" : ""}.`;
-  }, 3000);
+    const said = age < 60 ? `${age} s` : age < 3600 ? span(60, "min", 1, "s", age) : span(3600, "h", 60, "min", age);
+    const stale = silent >= 9 && document.getElementById("live");
+    shown.textContent = `Read ${said} ago${stale ? ", and not brought up to date since" : ""}.`;
+  }, 1000);
 
   // A second click would make a second task. Whoever comes back to the page may send it again.
   let sent = new WeakSet();
