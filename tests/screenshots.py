@@ -105,7 +105,7 @@ def main() -> None:
         maria.go("")
         maria.wait(COUNTED)
         frames = [take(maria)]
-        maria.page.set_viewport_size({**WINDOW, "height": 1500})
+        maria.page.set_viewport_size({**WINDOW, "height": 1480})
         write("overview", take(maria))
         maria.page.set_viewport_size(WINDOW)
         for step in ("Dead", "60", "Redrive all that match", "Show what would change"):
