@@ -207,6 +207,18 @@ def test_changed_files_are_loaded_again_and_a_broken_one_is_waited_for(
     shown.await_text("processed  order.close 3:")
 
 
+def test_topics_that_no_handler_of_the_app_is_for_are_named(
+    tmp_path: Path, terminal: Callable[..., Terminal]
+) -> None:
+    program = tmp_path / "shop.py"
+    program.write_text(PROGRAM.format("pass") + "center.topic('order.pulled', delivery='pull')\n")
+    shown = terminal()
+    shown.await_text("ready: order.close")
+    assert "no handler" not in shown.all
+    program.write_text(PROGRAM.format("pass").replace("order.close", "order.paid"))
+    shown.await_text("no handler is for order.close: their tasks wait", "ready: order.paid")
+
+
 NO_HANDLER = "from toc import TimeoutCenter\ncenter = TimeoutCenter()\n"
 
 

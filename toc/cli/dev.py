@@ -18,6 +18,7 @@ from toc.cli.output import end_if_lost, progress_line, say, show_one
 from toc.cli.values import Json, flag, load_settings, option, who
 from toc.model.access import Role
 from toc.model.errors import ConfigError
+from toc.model.topic import Delivery
 
 if TYPE_CHECKING:
     from toc.config import Settings
@@ -208,3 +209,6 @@ def _sync_topics(app: str) -> None:
             say(f"{step.action.removesuffix('e')}ed topic {step.topic}: {step.changes_text()}")
     with load_app(app) as center:
         check_topics(center, app)
+        for_handlers = (one for one in center.catalog.known().values() if one.delivery is Delivery.HANDLER)
+        if left := sorted({one.name for one in for_handlers} - center.handlers.keys()):
+            say(f"no handler is for {', '.join(left)}: their tasks wait")
