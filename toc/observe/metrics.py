@@ -152,8 +152,6 @@ WEBHOOK_POSTPONED = _counter("toc_webhook_postponed", "target reason",
     "Times that a task was put off, which uses up no try: breaker, rate, concurrency, paused, unknown (no "
     "such target), not-for-topic, no-target (the topic has none), locked (no key), targets-not-read.")
 WEBHOOK_WAITING = _gauge("toc_webhook_waiting_tasks", "target reason", "Overdue tasks that were put off.")
-WEBHOOK_BREAKERS = _gauge("toc_webhook_open_breakers", "target",
-    "Worker processes that send a target nothing but probes.")
 
 # --- schedules; the worker process that moves a schedule on counts
 

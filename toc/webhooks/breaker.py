@@ -19,7 +19,7 @@ class Breaker:
     half-open  one request goes, the probe: its success closes the breaker, its failure opens it again
     """
 
-    __slots__ = ("__weakref__", "_failures", "_probing", "_times", "_until", "era")
+    __slots__ = ("_failures", "_probing", "_times", "_until", "era")
 
     def __init__(self) -> None:
         self.era = 0
@@ -32,11 +32,6 @@ class Breaker:
         self._probing = False
         """Whether the probe is under way."""
 
-    @property
-    def opened(self) -> bool:
-        """Whether it is not closed."""
-        return self._times > 0
-
     def blocked(self, now: float) -> float:
         """Return for how many seconds no request may go; 0 if one may."""
         if not self._times:
@@ -47,7 +42,7 @@ class Breaker:
         """Count a request that is to go, the probe if the breaker is not closed. False: it must not."""
         if self.blocked(now) > 0:
             return False
-        self._probing = self.opened
+        self._probing = bool(self._times)
         return True
 
     def judge(self, now: float, era: int, *, well: bool | None) -> bool:

@@ -9,7 +9,6 @@ from collections import Counter
 from http import HTTPStatus
 from typing import NamedTuple, NoReturn
 from urllib.parse import urlsplit
-from weakref import WeakValueDictionary
 
 from toc.failpoint import failpoint
 from toc.index.queues import Queues
@@ -25,7 +24,6 @@ from toc.observe import metrics
 from toc.observe.log import get_logger
 from toc.store.records.targets import TargetBook, TargetTable
 from toc.webhooks.answers import Meaning, Response, meaning
-from toc.webhooks.breaker import Breaker
 from toc.webhooks.connect import IN_NAME_OF, Lookup
 from toc.webhooks.limiter import Full, Limiter
 from toc.webhooks.request import body_of, named_headers, signed, webhook_id
@@ -154,10 +152,6 @@ class Webhooks:
         self._limiter = Limiter(queues.permits, holder, lambda: self.members)
         self._waits = Waits()
         self._updates_gauges = False
-        self._breakers: WeakValueDictionary[str, Breaker] = WeakValueDictionary()
-        """Those of targets, by name, until the limiter forgets them."""
-        self._open: set[str] = set()
-        """Labels of the targets whose breaker the gauge last showed as open."""
         self._locked: set[int] = set()
         """change_ids of targets whose secrets no key here opens, each of which is logged once."""
         self._pausing: set[int] = set()
@@ -204,8 +198,6 @@ class Webhooks:
             each = min(full.each, 1 / MAX_LOOKS)
             self._postpone(task, bound.name, full.reason, full.seconds, MIN_WAIT_SECONDS, each)
         breaker, era = capacity.breaker, capacity.breaker.era
-        if to is not None:
-            self._breakers[bound.name] = breaker
         answer: Response | None = None
         try:
             bound = self._as_it_is(task, bound)
@@ -347,13 +339,6 @@ class Webhooks:
     def _update_gauges(self) -> None:
         """Update the gauges, once a second."""
         self._waits.update_gauges(self._clock.now_ms())
-        is_open = dict.fromkeys(self._open, False)  # the capacity of some may be forgotten by now
-        for name, breaker in self._breakers.items():
-            label = self._waits.label(name)
-            is_open[label] = breaker.opened or is_open.get(label, False)
-        for label, value in is_open.items():
-            metrics.WEBHOOK_BREAKERS.of(label).set(int(value))
-        self._open = {label for label, value in is_open.items() if value}
         asyncio.get_running_loop().call_later(1.0, self._update_gauges)
 
 
