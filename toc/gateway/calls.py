@@ -8,15 +8,14 @@ page at /docs and the metrics are made from these declarations.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, create_model, field_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.functional_validators import BeforeValidator, PlainValidator
 from pydantic.json_schema import WithJsonSchema
 from pydantic.types import StringConstraints
@@ -39,9 +38,6 @@ if TYPE_CHECKING:
 
 SMALL_BYTES = 256 << 10
 """Most bytes of the body of an ordinary request."""
-
-
-WHOLE = re.compile("-?[0-9]+")
 
 
 def _instant(value: object) -> datetime:
@@ -114,16 +110,6 @@ class Query(BaseModel):
     """The parameters of a query. All of them are texts, which are read as what they stand for."""
 
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _whole(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse 5.0 and 1_0, which pydantic takes for whole numbers."""
-        kind = cls.model_fields[info.field_name or ""].annotation
-        whole = kind is int or get_args(kind) == (int, type(None))
-        if whole and isinstance(value, str) and not WHOLE.fullmatch(value):
-            raise PydanticCustomError("whole", "send a whole number, in digits")
-        return value
 
 
 class Nothing(Query):
