@@ -315,6 +315,8 @@ def no_leaked_threads() -> Iterator[None]:
         # Those of a store that several tests share are kept for the next batch, until it is closed.
         return sorted(one.name for one in set(threading.enumerate()) - before if one.name not in KEPT)
 
+    if leaked():
+        gc.collect()  # what is not closed ends with its last reference
     if not until(lambda: not leaked(), 30):
         left = leaked()
         pytest.fail(f"threads still running after the test: {', '.join(left)}")

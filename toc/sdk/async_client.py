@@ -140,14 +140,9 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
 
     async def close(self) -> None:
         """Close every connection. May be called twice; the next use connects again."""
-        loop, batchers = _loop(), dict(self._batchers)
-        # Those of other loops that run are theirs to close.
-        self._batchers = {of: one for of, one in batchers.items() if of is not loop and not of.is_closed()}
-        for of, batcher in batchers.items():
-            if of is loop:
-                await batcher.close()
-            elif of.is_closed():
-                await asyncio.to_thread(batcher.end_threads)
+        self._let_go()
+        if (batcher := self._batchers.pop(_loop(), None)) is not None:  # others' are theirs to close
+            await batcher.close()
         for threads in list(self._threads.values()):
             await asyncio.to_thread(threads.close)
         await asyncio.to_thread(self.sync.close)
@@ -229,12 +224,15 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
         loop = _loop()
         if loop not in self._batchers:
             await self._on_thread(self.sync._check_places)
-            for one in list(self._batchers):
-                if one.is_closed() and (batcher := self._batchers.pop(one, None)) is not None:
-                    self._threads_of(None).run_detached(batcher.end_threads)
+            self._let_go()
             if loop not in self._batchers:
                 self._batchers[loop] = Batcher(self.sync)
         return self._batchers[loop]
+
+    def _let_go(self) -> None:
+        """Forget the batchers of loops that ended without a close: their threads end with them."""
+        for ended in [one for one in list(self._batchers) if one.is_closed()]:
+            self._batchers.pop(ended, None)
 
     async def _run_on(self, sync: Any, method: Callable[..., Any], *args: Any, **more: Any) -> Any:
         """Call a method of a sync object where it holds up no other coroutine."""

@@ -167,10 +167,6 @@ class ServerBatcher(Generic[Item, Outcome]):
         """Wait for what is under way, and end the threads."""
         while not self.idle:
             await asyncio.sleep(0.01)
-        self.end_threads()
-
-    def end_threads(self) -> None:
-        """End the threads after the work begun, as when the event loop has ended."""
         self._threads.close()
 
     # --- on the event loop
@@ -423,12 +419,6 @@ class Batcher:
                 await self._keeping
         for batcher in self._batchers:
             await batcher.close()
-        self._topics_thread.close()
-
-    def end_threads(self) -> None:
-        """End the threads after the work begun, as when the event loop has ended."""
-        for batcher in self._batchers:
-            batcher.end_threads()
         self._topics_thread.close()
 
     # --- inside
