@@ -215,6 +215,7 @@ COMMANDS: dict[str, str] = {
     "target create t --url https://u:canary@example.com/": "password",
     # workers and hosts
     "worker --app nothing": "package.module:center",
+    "worker --app 'a\nb/c:d\ne'": "write it as a\\nb.c:d\\ne",
     "worker --app no.such.module:center": "no module",
     "worker --app json:center": "module 'json' has no 'center'",
     "worker --app json:loads": "must be a toc.TimeoutCenter",
