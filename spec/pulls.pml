@@ -106,6 +106,9 @@ unsigned extends : 2 = EXTENDS;
 bit ended[2];           /* by version: the task has ended */
 bit busy;               /* the ttr of a lease that a new deadline has ended is not over */
 
+/* The end of ttr was that of the last try. */
+#define LAST (row.status == PENDING && row.due && row.nonce != 0 && row.attempts >= TRIES)
+
 /* Who ends a task finds it open, and ends it once. */
 inline ends(how) {
   assert(row.status == PENDING);
@@ -130,7 +133,7 @@ inline moves(g, where) {
 }
 
 proctype Gateway(bit g) {
-  unsigned n : 3, seen : 3;
+  unsigned n : 3;
   bit won, last;
 
 end:
@@ -141,7 +144,7 @@ end:
        store == DUE && !prepared && drawn < LEASES -> store = ABSENT; prepared = 1; fence = g };
 hand_out:
      atomic {                   /* the hand-out, and the look at the row, in one transaction [rule: one-hand-out] */
-       won = 0; last = 0; seen = 0;
+       won = 0; last = 0;
        if
        :: drawn < LEASES && OPEN && HAS_COME && (row.nonce == 0 || row.attempts < TRIES) ->
           if
@@ -157,9 +160,7 @@ hand_out:
           :: else
           fi;
           row.nonce = n; row.due = 0
-       :: else ->
-          seen = row.nonce;
-          last = (row.status == PENDING && row.due && row.nonce != 0 && row.attempts >= TRIES)
+       :: else -> last = LAST
        fi };
      if
      :: atomic { won && crashes -> crashes--; goto dead }      /* nobody has heard of it: redelivered at ttr */
@@ -175,27 +176,20 @@ hand_out:
              :: else
              fi }
         fi
-     :: last ->                 /* the end of ttr was that of the last try [rule: last-lapse] */
-        atomic {
-          if
-          :: row.status == PENDING && UNCHANGED(seen) ->
-             assert(row.nonce != 0); assert(row.due);
-             try_ends(row.nonce); ends(DEAD)
-          :: else
-          fi }
      :: else
      fi;
      if
      :: atomic { crashes -> crashes--; goto dead }
      :: atomic {                /* the entry goes where the row says; only while it is this gateway's [rule: pulled-by-row] */
        if
-       :: row.status != PENDING -> if :: prepared && fence == g -> prepared = 0 :: else fi
-       :: row.status == PENDING && row.due -> moves(g, DUE)
-       :: else -> moves(g, LATER)
+       :: row.status != PENDING || last -> if :: prepared && fence == g -> prepared = 0 :: else fi
+       :: row.status == DEAD                              /* it stays: reclaim buries it */
+       :: row.status == PENDING && row.due && !last -> moves(g, DUE)
+       :: row.status == PENDING && !row.due && !last -> moves(g, LATER)
        fi }
      fi;
 dead:
-     atomic { won = 0; last = 0; n = 0; seen = 0 }
+     atomic { won = 0; last = 0; n = 0 }
 #if OUTAGES
   :: row.status == PENDING && row.due && drawn < LEASES -> goto hand_out      /* a due row, without its entry */
 #endif
@@ -276,12 +270,26 @@ end:
   od
 }
 
+/* Adds what is due and has no entry, unless its last try is over: then it ends it, with or without an entry. */
 active proctype Sweep() {
+  unsigned seen : 3;
+
 end:
   do
 #ifndef NO_SWEEP
-  :: atomic { row.status == PENDING && !prepared && store == ABSENT && row.due -> store = DUE }
-  :: atomic { row.status == PENDING && !prepared && store == LATER && row.due -> store = DUE }
+  :: atomic { row.status == PENDING && !prepared && store == ABSENT && row.due && !LAST -> store = DUE }
+  :: atomic { row.status == PENDING && !prepared && store == LATER && row.due && !LAST -> store = DUE }
+#endif
+#ifndef NO_SWEEP_ENDS
+  :: atomic { LAST -> seen = row.nonce };
+     atomic {                   /* [rule: last-lapse] */
+       if
+       :: row.status == PENDING && UNCHANGED(seen) ->
+          assert(row.nonce != 0); assert(row.due);
+          try_ends(row.nonce); ends(DEAD)
+       :: else
+       fi;
+       seen = 0 }
 #endif
   :: row.status != PENDING -> break
   od

@@ -58,11 +58,14 @@ class DueRows:
         if not by_type:
             return Found({}, whole, ROWS_SECONDS)
         ahead = now + int(1000 * ROWS_SECONDS)
+        # What only the sweep can end would be taken first, again and again.
+        retries = {biz_type: topic.retries for biz_type, topic in by_type.items()}
+        where = of_types(by_type) + self._store.pulls.open(retries)
         new: list[Future[Page]] = []
         for server, tables in enumerate(self._servers):
             if server not in self._asked:
                 starts = {table: self._places.get(table, Position(0)) for table in tables}
-                page = partial(self._page, starts, ahead, of_types(by_type))
+                page = partial(self._page, starts, ahead, where)
                 new.append(self._asked.setdefault(server, self._store.soon(page)))
         wait(new, ROWS_SECONDS if len(self._servers) > 1 else None)
         answers = [self._asked.pop(server).result() for server, one in [*self._asked.items()] if one.done()]

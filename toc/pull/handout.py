@@ -27,7 +27,7 @@ from toc.model.task import Body, Content, TaskStatus
 from toc.model.topic import Slot
 from toc.observe.holdups import Holdups
 from toc.observe.log import get_logger
-from toc.observe.metrics import HANDED_OUT, ORPHANS, TRIES
+from toc.observe.metrics import HANDED_OUT
 from toc.pull.handed_out import NO_FENCE, Candidate, HandedOut
 from toc.pull.waiting_pulls import WaitingPull, WaitingPulls
 from toc.sdk.client import TimeoutCenter
@@ -46,7 +46,7 @@ STUCK_SECONDS = 0.25
 """A thread whose batch takes longer is not waited for: its server hangs."""
 TOGETHER = 5000
 """Most moves that are made at once."""
-TRANSITIONS = "rollback", "commit", "bury", "add", "restore_dead", "forget"
+TRANSITIONS = "rollback", "commit", "add", "restore_dead", "forget"
 """Of Queues, in the order in which a batch makes them: what was taken first, then what its answers mean."""
 
 
@@ -113,11 +113,6 @@ class Moves(list[tuple[str, Slot, Any]]):
         elif entry.fence != NO_FENCE:
             score = verdict.entry_score(entry.topic, due, row.attempts)
             self.append(("rollback", entry.slot, (entry.job_id, entry.fence, score)))
-
-    def bury(self, entry: Candidate, died: int) -> None:
-        """Its task is dead since ``died`` (ms)."""
-        if entry.fence != NO_FENCE:
-            self.append(("bury", entry.slot, (entry.job_id, entry.fence, died)))
 
 
 class Mover:
@@ -315,7 +310,11 @@ class HandOuts:
     def _refusals(
         self, items: Sequence[HandOut], wanted: Mapping[int, Assigned], rows: Answers[PullRow]
     ) -> Moves:
-        """Return the moves of each entry that was not handed out to where its row says."""
+        """Return the moves of each entry that was not handed out to where its row says.
+
+        The entry of a dead task, or of one without a row, stays prepared: who reclaims what gateways have
+        left buries or removes it.
+        """
         unanswered = rows.unanswered
         now = self._clock.now_ms()
         for job_id, error in unanswered.items():
@@ -325,41 +324,16 @@ class HandOuts:
             log.warning("not_handed_out", tasks=len(unanswered), error=str(next(iter(unanswered.values()))))
             self.put_away(wanted[job_id].entry for job_id in unanswered)
         moves = Moves()
-        ends: list[verdict.PullEnd] = []
         for item in items:
-            entry = wanted[item.job_id].entry
-            row = rows.get(item.job_id)
-            if item.job_id in unanswered:
-                continue
-            if row is None:
-                if entry.fence != NO_FENCE:
-                    log.error("orphan_dropped", job_id=entry.job_id, slot=str(entry.slot))
-                    ORPHANS.of(entry.topic.name).add()
-                moves.drop(entry)
-            elif row.nonce != item.nonce:  # [rule: pulled-by-row]
+            row, entry = rows.get(item.job_id), wanted[item.job_id].entry
+            if row is not None and row.nonce != item.nonce:  # [rule: pulled-by-row]
                 what = verdict.unpulled(row, entry.topic)
-                if what in (verdict.Unpulled.LAPSED, verdict.Unpulled.EXPIRED):
-                    ends.append(verdict.after_lapse(row))
-                elif what is verdict.Unpulled.NOT_DUE:
+                if what is verdict.Unpulled.NOT_DUE:
                     ahead = row.next_time - row.now  # by the row's clock; Redis's may be ahead of it
                     moves.back(entry, row, max(row.next_time, entry.taken + ahead), now)
                 elif what is verdict.Unpulled.AGAIN:
                     moves.back(entry, row, max(entry.taken, now) + AGAIN_MS, now)
-                elif verdict.belongs(row) is verdict.Place.DEAD_QUEUE:
-                    moves.bury(entry, row.next_time)
-                else:
-                    moves.drop(entry)
-        if ends:
-            ended = self._store.pulls.end(ends)
-            for end in ends:
-                entry = wanted[end.row.job_id].entry
-                if not ended.get(end.row.job_id):
-                    moves.back(entry, end.row, max(entry.taken, now) + AGAIN_MS, now)
-                elif end.status == TaskStatus.DEAD:
-                    log.warning("task_dead", job_id=entry.job_id, topic=entry.topic.name, error=end.error)
-                    TRIES.of(entry.topic.name, "dead").add()
-                    moves.bury(entry, now)
-                else:
+                elif row.status != TaskStatus.DEAD:  # what is over is the sweep's
                     moves.drop(entry)
         return moves
 

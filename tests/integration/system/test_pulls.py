@@ -15,8 +15,10 @@ from unittest.mock import Mock
 
 import pytest
 import structlog
+from harness.gateway import Gateway
 from harness.patience import PATIENCE
 from harness.pulls import opened_pulls
+from harness.rows import change
 from harness.system import System, small_system
 from harness.tables import raw
 
@@ -320,6 +322,40 @@ async def test_without_redis_tasks_are_handed_out_from_their_rows(
         assert (await one(gateway)).row.attempts == 2, "the end of ttr, by the row"
     later = pulled.center.submit(TOPIC, biz_id=3, delay=0.1)
     assert (await one(gateway)).task.job_id == later
+
+
+@either
+async def test_what_only_the_sweep_can_end_holds_up_nothing_behind_it(pulled: System, gateway: Pulls) -> None:
+    """One whose last ttr is over, and one that has expired: nobody sweeps here."""
+    job_ids = [pulled.center.submit(TOPIC, biz_id=1, delay=0.01) for _ in range(2)]
+    change(pulled.center.store, job_ids[0], "tries=1")
+    assert (await one(gateway, ttr=1)).task.job_id == job_ids[0]
+    change(pulled.center.store, job_ids[1], "expires_at=next_time")
+    await due(pulled, job_ids)
+    later = pulled.center.submit(TOPIC, biz_id=2, delay=0.01)
+    async with asyncio.timeout(PATIENCE):
+        assert (await one(gateway, wait=LONG)).task.job_id == later
+        assert await gateway.pull([TOPIC]) == []
+    assert {pulled.row(job_id).status for job_id in job_ids} == {TaskStatus.PENDING}
+    if pulled.center.queues.present:
+        await settled(pulled, {"store": 1})
+
+
+async def test_the_entry_of_a_task_that_is_dead_is_buried_by_who_reclaims_what_gateways_have_left(
+    pulled: System, gateway: Pulls
+) -> None:
+    dead, lost = (pulled.center.submit(TOPIC, biz_id=n, delay=0.01) for n in range(2))
+    change(pulled.center.store, dead, "status=4")
+    pulled.center.store.cancel_many([lost])
+    pulled.center.store.delete_ended({lost: -1})
+    assert await gateway.pull([TOPIC], most=2, wait=1) == []
+    await settled(pulled, {"prepared": 2})
+    owner = Gateway(pulled)
+    try:
+        await settled(pulled, {"dead": 1})
+    finally:
+        assert owner.stop() == 0
+    assert "orphan_dropped" in owner.log.read_text()
 
 
 @contextmanager

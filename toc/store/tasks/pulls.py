@@ -88,7 +88,6 @@ class Pulls:
             now, stamp = server.from_now(0), server.instant(now_ms)
             updates = []
             for (table, (biz_type, retries, ttr_ms)), part in sql.alike(ids, kinds).items():
-                tries = f"CASE tries WHEN 0 THEN {retries:d} ELSE tries END"
                 nonces = " ".join(f"WHEN {one:d} THEN {sql.literal(by_id[one].nonce)}" for one in part)
                 # MySQL assigns from left to right: what reads the old nonce comes before the new one.
                 updates.append(
@@ -99,9 +98,8 @@ class Pulls:
                         f"pull_nonce=CASE job_id {nonces} END,pull_began={now},"
                         f"next_time={server.from_now(ttr_ms)},gmt_modified={stamp},{NO_LEASE} "
                         f"WHERE job_id IN ({sql.numbers(part)}) AND status={PENDING} "
-                        f"AND biz_type={biz_type:d} AND next_time<={now} AND next_time<={stamp} "
-                        f"AND (expires_at IS NULL OR expires_at>={now}) "
-                        f"AND (pull_nonce IS NULL OR attempts<({tries}) OR ({tries})={UNLIMITED})",
+                        f"AND biz_type={biz_type:d} AND next_time<={now} AND next_time<={stamp}"
+                        f"{self.open({biz_type: retries})}",
                         (LEASE_ENDED,),
                     )
                 )
@@ -109,6 +107,17 @@ class Pulls:
             return _rows(results[len(updates) :])
 
         return self._shards.each(self._shards.group(by_id), send, locks=True).joined()
+
+    def open(self, retries: Mapping[int, int]) -> str:
+        """One more SQL condition for due rows: that they have not expired, and that the ttr that has ended,
+        if any, was not the last try's. ``retries`` are those of the topics, by biz_type."""
+        types = {count: [one for one in retries if retries[one] == count] for count in retries.values()}
+        cases = [f"WHEN biz_type IN ({sql.numbers(some)}) THEN {count:d}" for count, some in types.items()]
+        tries = f"CASE tries WHEN 0 THEN CASE {' '.join(cases)} END ELSE tries END"
+        return (
+            f" AND (expires_at IS NULL OR expires_at>={self._shards.servers[0].from_now(0)})"
+            f" AND (pull_nonce IS NULL OR attempts<{tries} OR tries={UNLIMITED})"
+        )
 
     def note_late(self, lines: Mapping[int, tuple[int, str]]) -> None:
         """Add late hand-outs to rows, given as version and ``LateStart.line`` by job_id; not to redriven
