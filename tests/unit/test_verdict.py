@@ -328,13 +328,13 @@ def pulled(**changed: Any) -> PullRow:
     [
         ({}, Unpulled.AGAIN),  # a try is left: it should have been handed out
         ({"next_time": NOW + 1}, Unpulled.NOT_DUE),
-        ({"attempts": 4}, Unpulled.LAPSED),
+        ({"attempts": 4}, Unpulled.OVER),
         ({"attempts": 4, "next_time": NOW + 1}, Unpulled.NOT_DUE),
         ({"attempts": 4, "nonce": b""}, Unpulled.AGAIN),  # the topic has fewer tries now: one more
-        ({"attempts": 2, "tries": 2}, Unpulled.LAPSED),
+        ({"attempts": 2, "tries": 2}, Unpulled.OVER),
         ({"attempts": 4, "tries": 9}, Unpulled.AGAIN),
         ({"attempts": 65_535, "tries": 65_535}, Unpulled.AGAIN),  # without limit
-        ({"expires_at": NOW - 1}, Unpulled.EXPIRED),
+        ({"expires_at": NOW - 1}, Unpulled.OVER),
         ({"expires_at": NOW}, Unpulled.AGAIN),
         ({"expires_at": NOW - 1, "next_time": NOW + 1}, Unpulled.NOT_DUE),  # a running try may finish
         ({"status": int(PROCESSED)}, Unpulled.ELSEWHERE),
@@ -356,7 +356,10 @@ def test_what_becomes_of_an_entry_that_was_not_handed_out(changed: dict[str, Any
 def test_how_a_pulled_task_ends_without_an_answer(
     changed: dict[str, Any], status: TaskStatus, expired: bool, error: str | None
 ) -> None:
-    assert after_lapse(pulled(**changed))[1:] == (int(status), expired, error)
+    row = pulled(**changed)
+    end = after_lapse(row)
+    assert (end.started, end.expired, end.error) == (status is DEAD, expired, error)
+    assert (end.new_attempts, end.new_crashes, end.nonce) == (row.attempts, row.crashes, row.nonce)
 
 
 def test_a_nack_waits_as_told_or_by_the_backoff_and_the_last_one_is_dead() -> None:

@@ -101,33 +101,42 @@ class Sweep:
     def _end(self, over: Over, now: int) -> set[int]:
         """End those of these tasks whose time is over at ``now`` (ms): rows, then entries. Returns their ids.
 
-        A worker that takes an expired task, or a pull that meets one whose last ttr is over, ends it. But
-        nobody takes the tasks of a paused topic, and perhaps nobody pulls: then who sweeps the table does it.
-        What cannot be ended now is read again by a later pass.
+        A worker that takes an expired task ends it, too. But nobody takes the tasks of a paused topic. What
+        cannot be ended now is read again by a later pass.
         """
         pulled = {job_id: pair for job_id, pair in over.items() if _is_pulled(pair[1])}
         others = {job_id: pair for job_id, pair in over.items() if job_id not in pulled}
-        statuses = self._end_pulled(pulled) | self._expire(others, now)
+        ends = [*self._expired(others, now), *self._lapsed(pulled)]
+        guards = self._store.expire(ends) if ends else {}
         dead: dict[Slot, list[tuple[int, int]]] = {}
         gone: dict[Slot, list[int]] = {}
-        for job_id, status in statuses.items():
-            row, topic = over[job_id]
+        ended = [end for end in ends if guards.get(end.job_id) is Guard.APPLIED]
+        for end in ended:
+            row, topic = over[end.job_id]
             slot = topic.slot(row.slot_crc, row.slot_amount)
-            if status is TaskStatus.DEAD:
-                dead.setdefault(slot, []).append((job_id, now))
+            if end.started:
+                dead.setdefault(slot, []).append((end.job_id, now))
             else:
-                gone.setdefault(slot, []).append(job_id)
+                gone.setdefault(slot, []).append(end.job_id)
+            if end.nonce is None:
+                EXPIRED_TASKS.of(topic.name).add()
+                log.info("task_expired", job_id=end.job_id, topic=topic.name, started=end.started)
+                if end.started:
+                    self._died(end.job_id, topic.name, "it has expired")
+            elif end.started:
+                TRIES.of(topic.name, "dead").add()
+                log.warning("task_dead", job_id=end.job_id, topic=topic.name, error=end.error)
         # If a node is away: the row check drops an entry, and a later pass over dead rows restores one.
         self._queues.restore_dead(dead)
         self._queues.forget(gone)
-        return set(statuses)
+        return {end.job_id for end in ended}
 
-    def _expire(self, over: Over, now: int) -> dict[int, TaskStatus]:
-        """End tasks that expired more than prepare_timeout ago. Returns how they ended.
+    def _expired(self, over: Over, now: int) -> list[verdict.Failure]:
+        """Return the ends of tasks that expired more than prepare_timeout ago.
 
         By then a try that had started in time has a lease, and its row is left alone.
         """
-        ends = [
+        return [
             verdict.after_expiry(row, now)
             for row in self._store.read_tries(over).values()
             if row.status == TaskStatus.PENDING
@@ -135,36 +144,14 @@ class Sweep:
             and row.lease <= 0
             and verdict.has_expired(row.expires_at, _long_ago(over[row.job_id][1], now))
         ]
-        guards = self._store.expire(ends) if ends else {}
-        statuses = {}
-        for end in ends:
-            if guards.get(end.job_id) is Guard.APPLIED:
-                name = over[end.job_id][1].name
-                EXPIRED_TASKS.of(name).add()
-                log.info("task_expired", job_id=end.job_id, topic=name, started=end.started)
-                statuses[end.job_id] = TaskStatus.DEAD if end.started else TaskStatus.CANCELLED
-                if end.started:
-                    self._died(end.job_id, name, "it has expired")
-        return statuses
 
-    def _end_pulled(self, over: Over) -> dict[int, TaskStatus]:
-        """End pulled tasks that have expired, or whose last ttr is over. Returns how they ended."""
-        ends = [
+    def _lapsed(self, over: Over) -> list[verdict.Failure]:
+        """Return the ends of pulled tasks that have expired, or whose last ttr is over."""
+        return [
             verdict.after_lapse(row)
             for row in self._store.pulls.read(over).values()
-            if verdict.unpulled(row, over[row.job_id][1])
-            in (verdict.Unpulled.LAPSED, verdict.Unpulled.EXPIRED)
+            if verdict.unpulled(row, over[row.job_id][1]) is verdict.Unpulled.OVER
         ]
-        ended = self._store.pulls.end(ends) if ends else {}
-        statuses = {}
-        for end in ends:
-            if ended.get(end.row.job_id):
-                statuses[end.row.job_id] = TaskStatus(end.status)
-                if end.status == TaskStatus.DEAD:
-                    topic = over[end.row.job_id][1]
-                    log.warning("task_dead", job_id=end.row.job_id, topic=topic.name, error=end.error)
-                    TRIES.of(topic.name, "dead").add()
-        return statuses
 
     def restore_dead(self, rows: Collection[DueRow]) -> SweepCounts:
         """Restore the DeadQueue entries of rows of status 4."""

@@ -15,7 +15,7 @@ Pure functions: callers read a task's row, call one of these and apply the resul
     after_expiry   how an expired row ends
     is_suspect     whether a task may run only alone
     unpulled       what becomes of an entry that could not be handed out to a consumer
-    after_lapse    how a pulled task ends after its last lease has lapsed, or when expired
+    after_lapse    how a pulled task ends whose time is over
     after_nack     how a consumer's failure changes the row
 """
 
@@ -143,9 +143,11 @@ class Failure(NamedTuple):
     """The lines of code that what was raised has passed."""
     dead: bool = False
     """Whether the task is dead then (or cancelled: ``started``)."""
+    nonce: bytes | None = None
+    """Of a pulled task: that of its row as read, empty if it was not handed out."""
 
 
-def try_as_read(row: TryRow) -> tuple[int, int, int, int]:
+def try_as_read(row: TryRow | PullRow) -> tuple[int, int, int, int]:
     """Return the first fields of a Failure: it applies only while the row is unchanged."""
     return row.job_id, row.version, row.attempts, row.crashes
 
@@ -252,10 +254,8 @@ class Unpulled(Enum):
 
     NOT_DUE = "not due"
     """A consumer has it, or its time has not come: it waits until the row's next_time."""
-    LAPSED = "lapsed"
-    """The ttr of its last try has ended: it is dead."""
-    EXPIRED = "expired"
-    """No try may start any more."""
+    OVER = "over"
+    """No try may start any more: it has expired, or the ttr of its last try has ended. The sweep ends it."""
     AGAIN = "again"
     """It is due by its row: another gateway was faster and has given it back, or a clock is behind."""
     ELSEWHERE = "elsewhere"
@@ -271,33 +271,19 @@ def unpulled(row: PullRow, topic: Topic) -> Unpulled:
         return Unpulled.ELSEWHERE
     if row.next_time > row.now:
         return Unpulled.NOT_DUE
-    if has_expired(row.expires_at, row.now):
-        return Unpulled.EXPIRED
-    if row.nonce and no_try_left(row, topic, row.attempts):  # [rule: last-lapse]
-        return Unpulled.LAPSED
-    return Unpulled.AGAIN
+    lapsed = row.nonce and no_try_left(row, topic, row.attempts)  # [rule: last-lapse]
+    return Unpulled.OVER if lapsed or has_expired(row.expires_at, row.now) else Unpulled.AGAIN
 
 
-class PullEnd(NamedTuple):
-    """How a pulled task ends without an ack: the row as read, its new status and error."""
-
-    row: PullRow
-    status: int
-    expired: bool
-    error: str | None
-
-
-def after_lapse(row: PullRow) -> PullEnd:
-    """Return how a pulled task ends after the ttr of its last try has ended, or after it has
-    expired.
+def after_lapse(row: PullRow) -> Failure:
+    """Return how a pulled task ends that is ``OVER``.
 
     A task that expired without a try becomes cancelled. Any other becomes dead with its last error.
     """
-    if has_expired(row.expires_at, row.now):
-        started = row.attempts or row.crashes or row.begun
-        status = TaskStatus.DEAD if started else TaskStatus.CANCELLED
-        return PullEnd(row, int(status), expired=True, error=LEASE_ENDED if row.nonce else None)
-    return PullEnd(row, int(TaskStatus.DEAD), expired=False, error=LEASE_ENDED)
+    error, expired = LEASE_ENDED if row.nonce else None, has_expired(row.expires_at, row.now)
+    failure = Failure(*try_as_read(row), row.attempts, row.crashes, row.now, error, expired)
+    started = bool(row.attempts or row.crashes or row.begun)
+    return failure._replace(started=started, by_time=True, dead=True, nonce=row.nonce)
 
 
 class Nack(NamedTuple):

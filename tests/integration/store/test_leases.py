@@ -12,9 +12,10 @@ from harness.leases import taken
 from harness.patience import until
 from harness.rows import NewRow, change, insert, insert_many, known
 
-from toc.model.pull import AckOutcome, PullLease, PullRow
+from toc.model.pull import LEASE_ENDED, AckOutcome, PullLease, PullRow
 from toc.model.task import TaskRow, TaskStatus, TryRow
-from toc.model.verdict import CRASHED, Failure, Nack, after_expiry
+from toc.model.topic import Topic
+from toc.model.verdict import CRASHED, Failure, Nack, Unpulled, after_expiry, after_lapse, unpulled
 from toc.store.store import Store
 from toc.store.tasks.batch import Guard
 from toc.store.tasks.leases import RAN_OUT
@@ -256,6 +257,26 @@ def test_what_has_failed_more_often_than_its_topic_now_allows_is_charged_and_rel
     assert (as_read.attempts, lease is not None) == (4, True)
     store.pulls.release([known(lease)]).whole()
     assert known(store.get(row.job_id)).attempts == 3
+
+
+def test_a_last_try_that_is_over_ends_its_task_unless_the_hand_out_is_another_one_by_then(
+    store: Store, new_row: NewRow
+) -> None:
+    """Taking a later hand-out back leaves version, attempts and crashes as they were."""
+    over, again = rows = due_rows(store, new_row, 2, 50)
+    hand_out(store, rows, retries=1, ttr_ms=1)
+    job_ids = [row.job_id for row in rows]
+    assert until(lambda: not any(row.living for row in store.pulls.read(job_ids).values()))
+    read = store.pulls.read(job_ids)
+    assert {unpulled(row, Topic("t", 50, 1, retries=1)) for row in read.values()} == {Unpulled.OVER}
+    _, lease = hand_out(store, [again], retries=2)[again.job_id]
+    store.pulls.release([known(lease)]).whole()
+    assert store.pulls.read([again.job_id])[again.job_id].attempts == read[again.job_id].attempts
+    ends = [after_lapse(row) for row in read.values()]
+    assert store.expire(ends) == {over.job_id: Guard.APPLIED, again.job_id: Guard.LOST}
+    found = known(store.get(over.job_id))
+    assert (found.status, found.expired, found.attempts, found.last_error) == (4, 0, 1, LEASE_ENDED)
+    assert [(one.attempt, one.error) for one in store.history(over.job_id)] == [(1, LEASE_ENDED)]
 
 
 def test_what_is_not_due_ended_or_expired_is_not_handed_out(store: Store, new_row: NewRow) -> None:

@@ -205,8 +205,8 @@ class Batches(Tries):
         """Mark rows as dead if they are unchanged since they were read. Their next_time becomes the time of
         death.
 
-        Those that have expired before any try started become cancelled. What ends by time alone must be due
-        and have expired by the clock of its server too: that of a host may be ahead.
+        Those that have expired before any try started become cancelled. What ends by time alone must be due,
+        and have expired, by the clock of its server too: that of a host may be ahead.
         """
         return self._guarded(items, self.leases.free, late, ends=True)
 
@@ -235,7 +235,7 @@ class Batches(Tries):
                     # [rule: failure-fence]
                     f"WHERE job_id={item.job_id:d} AND status={PENDING} AND version={item.version:d} "
                     f"AND attempts={item.attempts:d} AND crashes={item.crashes:d} AND {nobody}"
-                    f"{_too_late(server) if item.by_time else ''}",
+                    f"{_too_late(server, item) if item.by_time else ''}",
                     () if item.error is None else (error_text(item.error),),
                 )
                 for table, item in order
@@ -362,10 +362,15 @@ class Batches(Tries):
         server.run(updates, transaction=True, outwait=False)
 
 
-def _too_late(server: DatabaseServer) -> str:
-    """The condition that a row is due and has expired."""
+def _too_late(server: DatabaseServer, item: Failure) -> str:
+    """The condition that a row that ends by time alone is due, has expired if that is why, and that the
+    hand-out of a pulled task is still the one that was read: one that is released lowers attempts."""
     now = server.from_now(0)
-    return f" AND next_time<={now} AND expires_at<{now}"
+    nonce = f"={sql.literal(item.nonce)}" if item.nonce else " IS NULL"
+    return (  # [rule: last-lapse]
+        f" AND next_time<={now}{f' AND expires_at<{now}' if item.expired else ''}"
+        f"{'' if item.nonce is None else f' AND pull_nonce{nonce}'}"
+    )
 
 
 def _ended(item: Failure) -> str:

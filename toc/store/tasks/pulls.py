@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 
 from toc.model.pull import LEASE_ENDED, AckOutcome, PullLease, PullRow
 from toc.model.task import MAX_ATTEMPTS, UNLIMITED, TaskStatus
-from toc.model.verdict import Nack, PullEnd
+from toc.model.verdict import Nack
 from toc.store.servers.server import DatabaseServer, Result, Statement
 from toc.store.servers.shards import Answers, Shards
 from toc.store.tasks import rows as sql
@@ -224,29 +224,6 @@ class Pulls:
             )
 
         return self._update_each(by_id, update, lambda row, lives: row.next_time if lives and row else None)
-
-    def end(self, items: Iterable[PullEnd]) -> Answers[bool]:
-        """End tasks whose last ttr has ended, or which have expired, if their rows are as they were read.
-
-        Returns which have ended by it.
-        """
-        by_id, stamp = {item.row.job_id: item for item in items}, self._stamp()
-
-        def update(server: DatabaseServer, name: str, job_id: int) -> Statement:
-            row, status, expired, error = by_id[job_id]
-            now, ended = server.from_now(0), server.instant(stamp)
-            nonce = f"pull_nonce={sql.literal(row.nonce)}" if row.nonce else "pull_nonce IS NULL"
-            still = f" AND expires_at<{now}" if expired else ""
-            noted = "" if error is None else f"{_noted(server, row, error, stamp)},last_error=%s"
-            return Statement(  # [rule: last-lapse]
-                f"UPDATE {name} SET status={status:d},expired={expired:d},"
-                f"next_time={ended},gmt_modified={ended},{FREE}{noted} "
-                f"WHERE job_id={job_id:d} AND status={PENDING} AND version={row.version:d} "
-                f"AND attempts={row.attempts:d} AND {nonce} AND next_time<={now}{still}",
-                () if error is None else (error_text(error),),
-            )
-
-        return self._update_each(by_id, update, lambda _, ended: ended)
 
     # --- shared
 
