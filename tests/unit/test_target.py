@@ -328,45 +328,6 @@ def test_who_waits_for_a_silent_target_waits_elsewhere_and_keeps_no_process_from
     run(Redis(), test)
 
 
-def test_a_process_that_ends_gives_its_shares_back_and_asks_for_no_more() -> None:
-    redis = Redis()
-
-    async def test(limiter: Limiter) -> None:
-        capacity, other = limiter.of("shop", 3, None), limiter.of("other", 5, 7.0)
-        await entered(limiter, capacity, 3)
-        limiter.leave(capacity, 0.01)
-        limiter.give_up()
-        (given,) = [asked for asked in redis.asked if asked["shop"].wanted == 0]
-        assert given["shop"].held == 2, "requests that are under way keep their places"
-        assert "other" not in given, "it has no share of it"
-        before = len(redis.asked)
-        with pytest.raises(Full):
-            await limiter.enter(other)
-        assert len(redis.asked) == before
-
-    run(redis, test)
-
-
-def test_a_share_that_is_granted_at_the_instant_at_which_a_process_ends_is_given_back_too() -> None:
-    class Granted(dict[str, Permits | IndexUnavailable]):
-        def __getitem__(self, name: str) -> Permits | IndexUnavailable:
-            limiters[0].give_up()  # another thread's, in the middle of taking the answer
-            return super().__getitem__(name)
-
-    class Late(Redis):
-        def __call__(self, asked: Mapping[str, PermitRequest]) -> Answers:
-            return Granted(super().__call__(asked))
-
-    limiters, redis = list[Limiter](), Late()
-
-    async def test(limiter: Limiter) -> None:
-        limiters.append(limiter)
-        await limiter.enter(limiter.of("shop", 3, None))
-        assert [asked["shop"].wanted for asked in redis.asked] == [1, 0]
-
-    run(redis, test)
-
-
 def test_who_asks_for_a_target_while_what_was_read_is_forgotten_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

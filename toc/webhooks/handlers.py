@@ -166,10 +166,6 @@ class Webhooks:
         remotely = self._limiter.waiting_remotely
         return Handler(topic, self.deliver, None, True, delivery=Delivery.WEBHOOK, waiting_remotely=remotely)
 
-    def leave(self) -> None:
-        """Give this process's shares to other processes at once: it sends nothing more."""
-        self._limiter.give_up()
-
     async def deliver(self, task: Task) -> Delivered:
         """Send a task. Raises Undelivered, or Postponed if it cannot be sent now."""
         if not self._updates_gauges:

@@ -7,7 +7,7 @@ tasks ahead: in a burst most tasks stay in Redis until they can be sent, and are
 
 The limits hold over all processes. A process asks Redis for a share of what a target allows
 (``permits.lua``), and keeps it while it sends. It needs no further call for a request, unless the target has
-a rate. A process that ends gives its share back. While Redis is away, each process has an equal part: the
+a rate. What a process had that has ended, lapses. While Redis is away, each process has an equal part: the
 limit divided by the number of processes that sent to the target before, or of those of its host if these are
 more; at least 1. The breaker is each process's own.
 
@@ -20,7 +20,6 @@ Everything here runs on the event loop, except the calls to Redis, which have th
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from toc.index.messages import PermitRequest, Permits
@@ -31,10 +30,8 @@ from toc.webhooks.breaker import Breaker
 
 log = get_logger(__name__)
 
-LIFE_SECONDS = 6.0
-"""For how long a share is granted. After this time the share of a process that died goes to others."""
-GIVE_UP_SECONDS = 1.0
-"""How long a process that ends waits for Redis to take its shares back."""
+LIFE_SECONDS = 3.0
+"""For how long a share is granted. After this time that of a process that has ended goes to others."""
 RENEW_SECONDS = 0.25
 IDLE_SECONDS = 5.0
 """After this time without a request a process gives its share up."""
@@ -180,8 +177,6 @@ class Limiter:
         self._turn_at = 0.0
         self._asking = False
         """Whether Redis is being asked."""
-        self._left = False
-        """Whether its shares were given up for good."""
         self._away = False
         """Whether it was logged that Redis is away."""
         self._threads = Threads(1, "toc-permits")
@@ -237,12 +232,6 @@ class Limiter:
             capacity.moved = now
         if capacity.queue:
             self._admit(capacity, now)
-
-    def give_up(self) -> None:
-        """Leave its shares to other processes, and ask for nothing more. Blocks; any thread may call this."""
-        self._left = True
-        with suppress(TimeoutError):
-            self._threads.soon(self._give_back).result(GIVE_UP_SECONDS)  # after what is being asked
 
     # --- places
 
@@ -325,36 +314,25 @@ class Limiter:
             if (one.queue and one.ask_at <= now and (one.granted < one.limit or one.rate))
             or (one.renew_at <= now and (one.queue or one.granted or one.in_flight))
         ]
-        if not asked or self._left:
+        if not asked:
             return
+        life, requests = int(LIFE_SECONDS * 1000), dict[str, PermitRequest]()
         for one in asked:
             using = one.in_flight + len(one.queue)
             idle = not using and now - one.used > IDLE_SECONDS
             spare = max(one.limit // (self._parts(one) + 1), 1)  # one more process finds as many
             ahead = min(2 * using + SLACK, max(spare, min(using + using // 4, one.limit - spare)))
             one.wanted = 0 if idle else min(max(using, ahead), one.limit)
-        requests = self._requests(asked)
-        self._asking = True
-        call = self._threads.soon(lambda: {} if self._left else self._ask_redis(requests))
-        asyncio.wrap_future(call).add_done_callback(lambda done: self._answered(asked, done))
-
-    def _requests(self, capacities: Iterable[Capacity], *, leaves: bool = False) -> PermitRequests:
-        life, requests = int(LIFE_SECONDS * 1000), {}
-        for one in capacities:
-            wanted = 0 if leaves else one.wanted
-            begin = max(len(one.queue) - int(one.tokens), 0) if one.rate and not leaves else 0
-            own = one.limit, one.in_flight, wanted, life, one.rate, one.burst, begin
+            begin = max(len(one.queue) - int(one.tokens), 0) if one.rate else 0
+            own = one.limit, one.in_flight, one.wanted, life, one.rate, one.burst, begin
             requests[one.name] = PermitRequest(self._holder, *own)
-        return requests
-
-    def _give_back(self) -> None:
-        wanted = [one for one in list(self._capacities.values()) if one.wanted]
-        if wanted:
-            self._ask_redis(self._requests(wanted, leaves=True))
+        self._asking = True
+        call = self._threads.soon(lambda: self._ask_redis(requests))
+        asyncio.wrap_future(call).add_done_callback(lambda done: self._answered(asked, done))
 
     def _answered(self, asked: Iterable[Capacity], done: asyncio.Future[PermitReplies]) -> None:
         self._asking = False
-        if done.cancelled() or self._left:
+        if done.cancelled():
             return
         now = asyncio.get_running_loop().time()
         answers = done.result()  # raises nothing: the calls answer with errors

@@ -320,8 +320,6 @@ class Worker:
             time.sleep(BUSY_TICK_SECONDS)
         self._stop_threads(self.loops)
         self.watch.leave()
-        if self._webhooks is not None:
-            self._webhooks.leave()
 
     @property
     def settled(self) -> bool:
