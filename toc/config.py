@@ -128,7 +128,8 @@ class Settings(BaseSettings):
     max_delay: float = Field(TEN_YEARS, gt=0, le=TEN_YEARS, description="seconds, up to ten years")
     """Longest delay of a task; longer ones are refused as mistakes."""
     max_body: int = Field(1 << 20, ge=0, le=MAX_BODY, description="bytes, up to 4 MiB")
-    """Longest body of a task. Row and body are one packet to MySQL, in which each of its bytes takes two."""
+    """Longest body of a task. Row and body are one packet to MySQL, each byte takes two; beyond
+    max_allowed_packet a caller's transaction is lost."""
     connect_timeout: float = Field(3.0, gt=0, le=300, description="seconds, more than 0")
     """Timeout of a connection attempt; at most 0.5 s for Redis."""
     read_timeout: float = Field(10.0, gt=0, le=3600, description="seconds, more than 0")

@@ -283,24 +283,6 @@ def test_a_row_whose_body_cannot_be_stored_is_not_there_when_the_caller_commits(
     assert store.find(BizId.of(taken.biz_id)) == [taken]
 
 
-def test_a_body_that_is_no_packet_is_refused_before_the_callers_transaction_is_lost(
-    mysql_store: Store, mysql_place: Any, new_row: NewRow
-) -> None:
-    engine = create_engine(mysql_place.urls[0])
-    kept = new_row()
-    with engine.connect() as connection:
-        most = connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()
-        content = Content("a/b", bytes(most // 2))
-        body = {"body_length": len(content.data), "body_sha256": content.fingerprint()}
-        joined(mysql_store, connection, Submission(kept))
-        refused = new_row(**body)
-        with pytest.raises(StoreUnavailable, match="max_allowed_packet"):
-            joined(mysql_store, connection, Submission(refused, content))
-        connection.commit()
-    engine.dispose()
-    assert mysql_store.read([kept.job_id, refused.job_id]) == {kept.job_id: kept}
-
-
 def test_the_callers_connection_is_accepted_after_a_failover_behind_the_servers_name(
     mysql_store: Store, mysql_place: Any, new_row: NewRow
 ) -> None:

@@ -180,7 +180,6 @@ class CallersTransaction:
         with self._on(connection, server):
             for _ in range(REPEATS):
                 (insert, *body), _none = self._planner.transaction(server, [plan.inserting(one)])
-                self._check_packets(connection, server, body)
                 try:
                     _run(connection, insert)
                 except IntegrityError:  # the statement alone was undone
@@ -343,18 +342,6 @@ class CallersTransaction:
                 "only tasks of a biz_id that is stored on your own server can join its transaction. "
                 "For others there is toc.outbox"
             )
-
-    def _check_packets(
-        self, connection: Connection, server: DatabaseServer, statements: Sequence[Statement]
-    ) -> None:
-        """Raise StoreUnavailable for a statement that the server would answer by hanging up."""
-        if not statements or self._shards.layout.sqlite:
-            return
-        if "toc_packet" not in connection.info:
-            (most,) = connection.exec_driver_sql("SELECT @@max_allowed_packet").one()
-            connection.info["toc_packet"] = int(most)
-        if max(len(_in_ascii(statement)) for statement in statements) >= connection.info["toc_packet"]:
-            raise StoreUnavailable(f"{server.name}: the body is larger than its max_allowed_packet")
 
 
 def _named(connection: Connection, name: str, row: TaskRow) -> Seen | None:
