@@ -374,7 +374,7 @@ def test_a_transaction_sees_and_changes_what_it_has_submitted(idle: Contract, en
     assert idle.status(one) == 0
 
 
-def test_submit_many_stores_all_or_none(idle: Contract, engine: Engine) -> None:
+def test_submit_many_stores_none_if_one_clashes(idle: Contract, engine: Engine) -> None:
     center = idle.center
     center.submit("c.plain", biz_id=15, delay=3600, dedup_key="taken")
     before = idle.rows()

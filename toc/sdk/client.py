@@ -287,7 +287,7 @@ class TimeoutCenter(Parts, Registry[int]):
 
         All tasks are checked before any is written. Raises what ``submit`` raises, or PartialSubmit when one
         server failed after another had stored its part. ``session`` and ``connection``: as for ``submit``;
-        if it raises, it has stored none.
+        if it raises, roll back.
         """
         return self._put_many(tasks, self._theirs(**within))
 

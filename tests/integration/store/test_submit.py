@@ -21,7 +21,6 @@ from toc.model.errors import (
     DedupConflict,
     InvalidExpiry,
     PartialSubmit,
-    SchemaBehind,
     StoreUnavailable,
     SubmitUnknown,
 )
@@ -264,23 +263,6 @@ def test_a_change_on_sqlite_says_who_was_first_whenever_a_worker_ends_the_task(
     outcomes: Any = RescheduleOutcome if change == "reschedule" else CancelOutcome
     done = outcomes["RESCHEDULED" if change == "reschedule" else "CANCELLED"]
     assert answers == {(True, outcomes.TOO_LATE), (False, done)}
-
-
-def test_a_row_whose_body_cannot_be_stored_is_not_there_when_the_caller_commits(
-    store: Store, place: Any, engine: Any, new_row: NewRow
-) -> None:
-    content = Content("a/b", b"x")
-    row = new_row(body_length=1, body_sha256=content.fingerprint())
-    name = store._shards.body_names[store._shards.table_of(row.job_id)]
-    taken = new_row()
-    insert(store, taken)
-    renamed = new_row(taken.biz_id, job_id=taken.job_id, attribute='{"second":1}')
-    with place.without(name), engine.connect() as connection:
-        with pytest.raises(SchemaBehind):
-            store.callers.put_many(connection, [Submission(renamed), Submission(row, content)], {})
-        connection.commit()
-    assert store.get(row.job_id) is None
-    assert store.find(BizId.of(taken.biz_id)) == [taken]
 
 
 def test_the_callers_connection_is_accepted_after_a_failover_behind_the_servers_name(

@@ -22,7 +22,7 @@ from sqlalchemy import Connection, CursorResult, TwoPhaseTransaction, event
 from sqlalchemy.exc import DBAPIError, IntegrityError, MissingGreenlet, UnboundExecutionError
 
 from toc.model import errors
-from toc.model.errors import InvalidInput, StoreUnavailable, TocError, WrongShardConnection
+from toc.model.errors import InvalidInput, StoreUnavailable, WrongShardConnection
 from toc.model.task import Submission, TaskRow, check_expiry
 from toc.observe.log import get_logger
 from toc.store.servers.mysql import NO_RIGHT, error_code
@@ -134,7 +134,7 @@ class CallersTransaction:
     def put_many(
         self, connection: Connection, many: Sequence[Submission], refused: Mapping[int, InvalidInput]
     ) -> list[int]:
-        """Store rows: all of them, or none if it raises. Returns their job_ids in order.
+        """Store rows. Returns their job_ids in order.
 
         ``refused``: why a row, by its number, must not be new; raised if nobody has its dedup_key.
         """
@@ -145,7 +145,7 @@ class CallersTransaction:
         stored, same_as = dict[int, int](), dict[int, int]()
         first: dict[tuple[object, ...], int] = {}
         plain: dict[int, list[int]] = {}
-        for n, row in enumerate(rows):  # before any is written: one that is taken back locks its name
+        for n, row in enumerate(rows):  # before any is written: a conflict leaves none
             name = (n,) if row.dedup_key is None else (row.biz_id, row.biz_type, row.dedup_key)
             if (earlier := first.setdefault(name, n)) != n:
                 plan.same_task(row, rows[earlier], stored=False)
@@ -156,26 +156,19 @@ class CallersTransaction:
                 raise refused[n]
             elif row.body_sha256 is None:
                 plain.setdefault(self._shards.table_of(row.job_id), []).append(n)
-        new = set[int]()
-        try:
-            for server, by_table in self._shards.group_tables(plain).items():
-                for table, numbers in (part for chunk in chunks_of(by_table, rows) for part in chunk.items()):
-                    insert = sql.insert(server, self._shards.names[table], [rows[n] for n in numbers])
-                    with self._on(connection, server), suppress(IntegrityError):  # then one by one
-                        _run(connection, insert)
-                        stored |= {n: rows[n].job_id for n in numbers}
-                        new.update(rows[n].job_id for n in numbers)
-            for n, one in enumerate(many):
-                if n not in stored:
-                    stored[n] = stored[same_as[n]] if n in same_as else self._put(connection, one, new)
-        except TocError:
-            self._take_back(connection, new)
-            raise
+        for server, by_table in self._shards.group_tables(plain).items():
+            for table, numbers in (part for chunk in chunks_of(by_table, rows) for part in chunk.items()):
+                insert = sql.insert(server, self._shards.names[table], [rows[n] for n in numbers])
+                with self._on(connection, server), suppress(IntegrityError):  # then one by one
+                    _run(connection, insert)
+                    stored |= {n: rows[n].job_id for n in numbers}
+        for n, one in enumerate(many):
+            if n not in stored:
+                stored[n] = stored[same_as[n]] if n in same_as else self._put(connection, one)
         return [stored[n] for n in range(len(many))]
 
-    def _put(self, connection: Connection, one: Submission, new: set[int]) -> int:
-        """Store a row whose dedup_key nobody has had. Returns its job_id, and adds it to those that are
-        ``new`` once the row is there, perhaps without its body."""
+    def _put(self, connection: Connection, one: Submission) -> int:
+        """Store a row whose dedup_key nobody has had. Returns its job_id."""
         server = self._shards.server_of[self._shards.table_of(one.row.job_id)]
         with self._on(connection, server):
             for _ in range(REPEATS):
@@ -188,7 +181,6 @@ class CallersTransaction:
                     # no clash with another's dedup_key, so the job_id is taken
                     one = one._replace(row=self._writer.renamed(one.row))
                     continue
-                new.add(one.row.job_id)
                 for statement in body:
                     _run(connection, statement)
                 return one.row.job_id
@@ -203,13 +195,6 @@ class CallersTransaction:
             found = _named(connection, self._shards.names[table], one.row)
             found = found or self._found(connection, one, clashed)
         return None if found is None else plan.same_task(one.row, found.row)
-
-    def _take_back(self, connection: Connection, job_ids: Iterable[int]) -> None:
-        """Delete rows that were inserted, should the caller commit in spite of the error."""
-        for job_id in job_ids:
-            with suppress(DBAPIError):
-                name = self._shards.names[self._shards.table_of(job_id)]
-                _run(connection, Statement(f"DELETE FROM {name} WHERE job_id={job_id:d}"))
 
     def _found(self, connection: Connection, one: Submission, clashed: bool) -> Seen | None:
         """Do as ``Writer.found``. The event loop that serves the caller goes on meanwhile: it may serve the
