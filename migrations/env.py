@@ -8,8 +8,7 @@ Schema changes take three deployments, never one, because old and new programs r
 3. contract: a later revision drops what no program uses any more.
 
 A revision changes every task table of its database and may be killed between any two of them. So each step
-must be repeatable (IF NOT EXISTS, or check first), and reports progress with ``migrated(n)``. The attribute
-``columns`` reads those of all tables at once.
+must be repeatable (IF NOT EXISTS, or check first), and reports progress with ``migrated(n)``.
 """
 
 from __future__ import annotations

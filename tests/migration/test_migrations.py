@@ -35,11 +35,13 @@ SECOND = """
 from alembic import context, op
 revision, down_revision = "1002", "1001"
 def upgrade():
-    tables, columns = list(context.config.attributes["tables"]), context.config.attributes["columns"]()
-    names = [f"timeout_task_{table:04d}" for table in tables]
-    context.config.attributes["execute"](
-        [f"ALTER TABLE {name} ADD COLUMN made_up INTEGER" for name in names if "made_up" not in columns[name]]
-    )
+    tables, bind = list(context.config.attributes["tables"]), op.get_bind()
+    having = "SELECT table_name FROM information_schema.columns WHERE table_schema=DATABASE() AND column_name"
+    if bind.dialect.name == "sqlite":
+        having = "SELECT t.name FROM sqlite_master t, pragma_table_info(t.name) c WHERE c.name"
+    done = set(bind.exec_driver_sql(f"{having} = 'made_up'").scalars())  # of all tables at once
+    names = {f"timeout_task_{table:04d}" for table in tables} - done
+    context.config.attributes["execute"]([f"ALTER TABLE {name} ADD COLUMN made_up INTEGER" for name in names])
     context.config.attributes["migrated"](revision, len(tables))
 """
 

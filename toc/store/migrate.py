@@ -113,7 +113,6 @@ class Migrator:
         config.attributes.update(
             connection=connection,
             tables=tables,
-            columns=lambda: _columns(connection),
             execute=lambda statements: _execute(connection, statements),
             migrated=migrated,
         )
@@ -171,17 +170,6 @@ def _execute(connection: Connection, statements: Sequence[str]) -> None:
     while cursor.nextset():
         pass
     cursor.close()
-
-
-def _columns(connection: Connection) -> dict[str, set[str]]:
-    """Return the columns of each table of a database. Table by table, a thousand would take seconds."""
-    found: dict[str, set[str]] = {}
-    query = "SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = DATABASE()"
-    if connection.dialect.name == "sqlite":
-        query = "SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c"
-    for table, column in connection.exec_driver_sql(query):
-        found.setdefault(table, set()).add(column)
-    return found
 
 
 @contextmanager
