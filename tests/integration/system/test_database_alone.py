@@ -22,12 +22,13 @@ from harness.tables import raw, refused
 from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, Topic
 from toc.model.errors import ConfigError, StoreUnavailable
-from toc.model.topic import Delivery
+from toc.model.topic import Delivery, Slot
 from toc.operate import doctor
 from toc.operate.top import Top
 from toc.store.servers.shards import Answers
 from toc.store.tasks.scan import Position
-from toc.worker.take.by_rows import RETRY_SECONDS
+from toc.worker.take import by_rows
+from toc.worker.take.by_rows import GATHER_SECONDS, RETRY_SECONDS
 
 NOBODY = "redis://127.0.0.1:1"
 """No Redis."""
@@ -137,6 +138,36 @@ def test_what_is_not_due_by_the_database_waits_on_a_host_whose_clock_is_ahead(al
         with closing(WorkerAtRest(center, "a:1", [SLOT])) as worker:
             worker.worker.rows.run_once(0)
             assert list(center.store.leases.living([far, due])) == [due]
+
+
+def test_the_backlog_of_one_topic_lets_others_have_their_turn(
+    alone: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much of it can start: a take has an end, and the next begins with those that had nothing."""
+    alone.create_topics(slots=1)
+    monkeypatch.setattr(by_rows, "MAX_TAKEN", 4)
+    clock, others = PausedClock(), ("test.async", "test.batch")
+
+    def become_due(*tasks: NewTask) -> list[int]:
+        job_ids = alone.client.submit_many(tasks)
+        due = max(row.action_time for row in alone.center.store.read(job_ids).values())
+        assert until(lambda: clock.now_ms() > due, PATIENCE)
+        return job_ids
+
+    become_due(*(NewTask(TOPIC, n, 0.01) for n in range(40)))
+    with TimeoutCenter(alone.settings, clock=clock) as center:
+        for name in (TOPIC, *others):
+            center.handler(name)(print)
+        center.catalog.refresh()
+        with closing(WorkerAtRest(center, "a:1", [SLOT, *(Slot(name, 0) for name in others)])) as worker:
+            worker.worker.rows.run_once(0)
+            assert {entry.slot for entry in worker.inflight.snapshot()} == {SLOT}
+            job_ids = become_due(*(NewTask(name, 1, 0.01) for name in others))
+            worker.worker.rows.look_now()
+            for _ in range(2):
+                worker.worker.rows.run_once(0)
+                clock.slept += GATHER_SECONDS
+            assert all(worker.inflight.get(job_id) for job_id in job_ids)
 
 
 @pytest.mark.parametrize("unsure", [False, True])

@@ -285,6 +285,7 @@ class RowTaker:
                 chosen = self._choose(topic, rows, slots, room)
                 wait = wait if chosen else PACE_MS / 1000
                 entries += chosen
+                plan.due[name] = plan.due.pop(name)  # those that had no room come first in the next take
             if rows:
                 wait = min(wait, max(rows[-1][0] / 1000 - self.tools.clock.time(), GATHER_SECONDS))
         if entries:
