@@ -197,6 +197,7 @@ class Changes:
             row.attempts
             or row.crashes
             or (near(row, now) if reply is None else reply.redis_now_ms >= row.action_time)
+            or (reply is NEVER_TAKEN and row.last_error is not None and near(row, now))
         )
         return RescheduleOutcome.MAY_HAVE_STARTED if may_have_started else RescheduleOutcome.RESCHEDULED
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Any
@@ -101,6 +102,20 @@ def test_a_cancel_between_due_time_and_lease_counts(alone: System, monkeypatch: 
     finally:
         worker.close()
         center.close()
+
+
+def test_a_reschedule_after_a_try_that_its_worker_broke_off_says_so(alone: System) -> None:
+    """Only the row tells of that try. One for an earlier deadline than the last is none for that."""
+    alone.create_topics(slots=1)
+    daemon = alone.start(processes=1)
+    job_id = alone.center.submit(TOPIC, biz_id=1, delay=0.1, attribute={"sleep": 3600})
+    alone.wait(lambda: bool(alone.starts(job_id)), "it runs", 30)
+    while daemon.process.poll() is None:  # the second one has it wait for no handler
+        daemon.terminate()
+        time.sleep(0.5)
+    assert alone.row(job_id).last_error == "its worker stopped before it had ended"
+    for outcome in (RescheduleOutcome.MAY_HAVE_STARTED, RescheduleOutcome.RESCHEDULED):
+        assert alone.center.reschedule(job_id, action_time=in_five_minutes()) is outcome
 
 
 def test_a_read_that_took_longer_than_it_read_ahead_is_made_again_at_once(
