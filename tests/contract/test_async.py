@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -365,6 +366,42 @@ def test_trio_is_refused_by_its_name() -> None:
                 await call
 
     trio.run(steps)
+
+
+async def test_in_a_session_a_server_that_hangs_does_not_hold_up_the_loop(
+    launch: Any, new_system: NewSystem, mariadb: MariaDB
+) -> None:
+    """toc's own connections are asked once it has answered the session, or a thread."""
+    hanging = launch(MariaDB)
+    system = new_system(database_urls=[mariadb.url, hanging.url], read_timeout=3)
+    system.create_topics()
+    engine = create_async_engine(hanging.url.replace("pymysql", "aiomysql"))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(engine.dispose)
+        center = await stack.enter_async_context(AsyncTimeoutCenter(system.settings))
+        connection, store = await stack.enter_async_context(engine.connect()), center.sync.store
+        there, here = (
+            next(n for n in range(100) if store.server_of_biz(BizId.of(n)) == server) for server in (1, 0)
+        )
+        moved, one, other = await center.submit_many([NewTask("test.sync", there, 3600)] * 3)
+        near = await center.submit("test.sync", biz_id=here, delay=3600)
+        await center.cancel(one, connection=connection)  # all is connected, and known to be the same server
+        for call in (
+            lambda: center.reschedule(moved, delay=60, connection=connection),
+            lambda: center.cancel(other, connection=connection),
+            lambda: center.cancel_by_biz("test.sync", there, connection=connection),
+        ):
+            hanging.pause()
+            try:
+                waiting = asyncio.ensure_future(call())
+                await asyncio.sleep(0.1)  # time to ask
+                assert await center.get(near)
+                assert not waiting.done(), "the loop has stood still for as long as it waited"
+            finally:
+                hanging.resume()
+                await asyncio.gather(waiting, return_exceptions=True)
+            waiting.result()
+        await connection.commit()
 
 
 async def test_calls_that_wait_for_a_server_that_hangs_hold_up_none_of_another(

@@ -249,6 +249,10 @@ class AsyncTimeoutCenter(Registry[Coroutine[Any, Any, int]]):
                 "; its `sync`, a TimeoutCenter, in a Session or Connection"
             )
         await self._on_thread(self.sync._check_places)
+        if method is TimeoutCenter.reschedule:
+            # Its first read needs no session: a server that hangs holds up no loop here.
+            job_id = check_job_id([*args, more.get("job_id")][0])
+            await self._on_thread(partial(self.sync.store.get, job_id), self.sync.store.server_of(job_id))
         return await theirs.run_sync(lambda _: do())
 
     def _server(self, method: Callable[..., Any], args: Iterable[Any], more: dict[str, Any]) -> int | None:

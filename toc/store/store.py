@@ -204,7 +204,8 @@ class Store(Batches):
         """Return what ``ids_of`` does, with those that a caller's transaction has submitted."""
         server, where, params = self._of_biz(biz, biz_type)
         select = Statement(f"SELECT job_id FROM {where}", params)
-        return sorted({*self.ids_of(biz, biz_type), *self.callers.ids(connection, server, select)})
+        # In this order for the reason in ``CallersTransaction._locked``.
+        return sorted({*self.callers.ids(connection, server, select), *self.ids_of(biz, biz_type)})
 
     def _of_biz(self, biz: BizId, biz_type: int | None) -> tuple[DatabaseServer, str, list[bytes]]:
         """Return the server of a biz_id, and its rows as table, condition and parameters."""

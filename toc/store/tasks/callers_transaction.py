@@ -266,8 +266,9 @@ class CallersTransaction:
         """Lock those rows that there are, each by its whole primary key, and return them without texts."""
         names = self._shards.names
         there = sql.select_by_id(server, "job_id", names, ids)
-        known = {row[0] for result in server.run(there) for row in result.rows}
-        known.update(int(row[0]) for statement in there for row in _run(connection, statement))
+        # Theirs first: an event loop that serves the caller goes on, should the server hang.
+        known = {int(row[0]) for statement in there for row in _run(connection, statement)}
+        known.update(row[0] for result in server.run(there) for row in result.rows)
         if known and self._shards.layout.sqlite:
             # A write locks the file until the caller's end; for a read, sqlite3 does not even begin.
             _run(connection, Statement(f"UPDATE {names[min(ids)]} SET status=status WHERE 0"))
