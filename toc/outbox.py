@@ -77,7 +77,7 @@ def submit(
         "action_time": row.action_time if dated else None,
         "attribute": json.loads(row.attribute),
         "expires_at": row.expires_at,
-        "expires_in": None,
+        "expires_in": 0 if task.expires_in is not None and not row.expires_at else None,
         "body": None,
         "request": request,
     }

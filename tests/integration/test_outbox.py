@@ -23,6 +23,7 @@ from benchmarks.local import MariaDB
 from benchmarks.servers import PostgreSql
 from toc import AsyncTimeoutCenter, CancelOutcome, NewTask, Task, TimeoutCenter, outbox
 from toc.model import errors
+from toc.model.clock import Duration
 from toc.model.sharding import BizId
 from toc.model.task import Put
 from toc.store.servers.server import Locked, Refused
@@ -111,6 +112,22 @@ def test_a_task_comes_out_as_it_went_in_if_its_transaction_commits(system: Syste
     assert (task.body, task.content_type) == (bytes(range(256)) * 400, "image/x")
     assert task.expires_at == at + timedelta(hours=1)
     assert [len(found(system, biz_id)) for biz_id in (1, 2, 3)] == [0, 1, 0]
+
+
+def test_a_task_that_is_to_expire_never_does_so_though_its_topic_gives_an_expiry(
+    system: System, engine: Engine
+) -> None:
+    system.center.store.topics.alter("test.sync", expires_in=60)
+    system.center.catalog.refresh()
+    given: list[Duration | None] = [None, 0, timedelta(hours=1)]
+    with engine.begin() as connection:
+        for biz_id, expires_in in enumerate(given):
+            outbox.submit(connection, "test.sync", biz_id=biz_id, delay=3600, expires_in=expires_in)
+    assert outbox.drain(engine, system.center) == 3
+    (default,), (never,), (own,) = (found(system, biz_id) for biz_id in range(3))
+    assert default.expires_at == default.action_time + timedelta(minutes=1)
+    assert never.expires_at is None
+    assert own.expires_at == own.action_time + timedelta(hours=1)
 
 
 def test_drains_that_die_half_way_or_run_at_once_make_one_task(
