@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -504,6 +505,19 @@ def test_a_task_table_that_redis_remembers_is_not_made_anew_in_silence(
     assert "--new" in refused
     toc.ok("db", "upgrade", "--new")
     toc.ok("db", "upgrade")
+
+
+def test_an_upgrade_by_an_older_version_than_the_schemas_says_that_there_is_nothing_to_do(
+    toc: Toc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOC_DATABASE_URLS", f"sqlite:///{tmp_path / 'later.db'}")
+    toc.ok("db", "upgrade")
+    with closing(sqlite3.connect(tmp_path / "later.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999'")
+    toc.ok("db", "upgrade")
+    assert "later than this version" in toc.err
+    assert "nothing to do" in toc.err
+    toc.ok("db", "check")
 
 
 DECLARES = """

@@ -177,6 +177,14 @@ def test_tables_of_before_the_first_version_are_refused_before_anything_changes(
     assert not target.migrator().check()[0].behind, "a schema that is further on is not behind"
 
 
+def test_an_older_program_finds_nothing_to_do_on_a_later_schema(target: Target) -> None:
+    target.migrator().upgrade()
+    target.execute("UPDATE alembic_version SET version_num = '9999'")
+    (later,) = target.migrator().upgrade(lambda *report: pytest.fail(f"migrated: {report}"))
+    assert (later.database, later.revision) == (f"{target.prefix}0", "9999")
+    assert target.migrator().check()[0] == later
+
+
 @pytest.fixture
 def second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Add a revision that expands every task table, and return its name."""

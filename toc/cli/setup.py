@@ -47,11 +47,12 @@ def upgrade(
             text = f"{server} {database}, revision {revision}: {done} of {tables} tables, {seconds:.1f} s"
             bar((len(databases) - 1 + done / tables) / settings.databases, text)
 
-        migrator(settings).upgrade(progress, new=new)
+        later = migrator(settings).upgrade(progress, new=new)
     with TimeoutCenter(settings) as center:
         center.store.identity.get()  # from now on it says whether there is an index
     took = time.monotonic() - began
-    say(f"every shard is up to date: {settings.databases} databases, {settings.tables} tables, {took:.1f} s")
+    what = f"up to date or later than this version ({later[0]}), nothing to do" if later else "up to date"
+    say(f"every shard is {what}: {settings.databases} databases, {settings.tables} tables, {took:.1f} s")
 
 
 @db.command()

@@ -47,19 +47,19 @@ class Migrator:
         self._layout = Layout(urls, databases, tables, prefix)
         self._timeouts = connect_timeout, read_timeout, write_timeout
 
-    def upgrade(self, progress: Progress = lambda *_: None, *, new: bool = False) -> None:
-        """Bring every database to the newest revision; creates missing databases.
+    def upgrade(self, progress: Progress = lambda *_: None, *, new: bool = False) -> list[ShardStatus]:
+        """Bring every database to the newest revision; creates missing databases. Leaves those as they are,
+        and returns them, that a later version than this has upgraded.
 
         Raises ConfigError, before any change, if existing tables were made for other numbers of databases or
         tables, or before the first version, or, unless ``new``, if a database is gone that was there.
         """
-        known = {revision.revision for revision in ScriptDirectory(str(directory())).walk_revisions()}
+        known = {None, *(one.revision for one in ScriptDirectory(str(directory())).walk_revisions())}
         statuses = self.check()
         for status in statuses:
             if status.revision and status.revision not in known and status.revision < status.head:
-                do = "use an empty database, or another TOC_DATABASE_PREFIX"
-                why = "it was made before the first version, from which there is no way on"
-                raise ConfigError(f"{status}: {why}; {do}")
+                why = "made before the first version: use an empty database, or another TOC_DATABASE_PREFIX"
+                raise ConfigError(f"{status}: {why}")
             if status.misfit:
                 raise ConfigError(f"{status}: {status.remedy}")
         gone = [status for status in statuses if status.absent]
@@ -70,7 +70,9 @@ class Migrator:
             )
         for url, server in zip(self._layout.urls, self._shards().servers, strict=True):
             for database in server.databases:
-                self._upgrade_one(url, server, database, progress)
+                if statuses[database].revision in known:
+                    self._upgrade_one(url, server, database, progress)
+        return [status for status in statuses if status.revision not in known]
 
     def check(self) -> list[ShardStatus]:
         """Return the schema of every database, in order."""

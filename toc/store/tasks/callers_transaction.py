@@ -233,8 +233,7 @@ class CallersTransaction:
                 pending: dict[int, list[int]] = {}
                 for seen in self._locked(connection, server, ids):
                     row = plan.tried(seen)
-                    changed = row.status == PENDING
-                    if changed:
+                    if changed := row.status == PENDING:
                         pending.setdefault(self._shards.table_of(row.job_id), []).append(row.job_id)
                     found[row.job_id] = changed, row._replace(gmt_modified=now) if changed else row
                 for table, part in pending.items():
