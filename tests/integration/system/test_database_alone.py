@@ -3,8 +3,8 @@
 import json
 import threading
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from harness.tables import raw, refused
 from benchmarks.local import RedisServer
 from toc import CancelOutcome, NewTask, RescheduleOutcome, Settings, TaskStatus, TimeoutCenter, Topic
 from toc.model.errors import ConfigError, StoreUnavailable
+from toc.model.sharding import table_of_job
 from toc.model.topic import Delivery, Slot
 from toc.operate import doctor
 from toc.operate.top import Top
@@ -159,9 +160,41 @@ def test_the_backlog_of_one_topic_lets_others_have_their_turn(
     alone: System, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However much of it can start: a take has an end, and the next begins with those that had nothing."""
-    alone.create_topics(slots=1)
     monkeypatch.setattr(by_rows, "MAX_TAKEN", 4)
-    clock, others = PausedClock(), ("test.async", "test.batch")
+    others = ("test.async", "test.batch")
+    with beside_a_backlog(alone, others, 40) as (worker, become_due):
+        worker.worker.rows.run_once(0)
+        assert {entry.slot for entry in worker.inflight.snapshot()} == {SLOT}
+        job_ids = become_due(*(NewTask(name, 1, 0.01) for name in others))
+        worker.worker.rows.look_now()
+        take(worker, 2)
+        assert all(worker.inflight.get(job_id) for job_id in job_ids)
+
+
+def test_the_backlog_of_one_topic_lets_the_tables_be_read_to_the_last(
+    alone: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Much of it is read from the first of them, and taken before the last one's turn comes."""
+    tables = alone.settings.tables
+    for name, few in (("MAX_TAKEN", 8), ("TABLES", 2), ("PAGE", 8), ("ENOUGH", 8)):
+        monkeypatch.setattr(by_rows, name, few)
+    with beside_a_backlog(alone, ("test.async",), 100 * tables) as (worker, become_due):
+        take(worker, 2 * tables)  # what it has read of all tables while it knew nothing
+        job_ids = become_due(*(NewTask("test.async", n, 0.01) for n in range(8 * tables)))
+        assert {table_of_job(job_id, tables) for job_id in job_ids} == set(range(tables))
+        worker.worker.rows.look_now()
+        take(worker, 4 * tables)
+        taken = {table_of_job(one.job_id, tables) for one in worker.inflight.snapshot() if one.slot != SLOT}
+        assert taken == set(range(tables))
+
+
+@contextmanager
+def beside_a_backlog(
+    alone: System, others: Sequence[str], count: int
+) -> Iterator[tuple[WorkerAtRest, Callable[..., list[int]]]]:
+    """A worker of these topics and one with so many due tasks. The second lets tasks become due."""
+    alone.create_topics(slots=1)
+    clock = PausedClock()
 
     def become_due(*tasks: NewTask) -> list[int]:
         job_ids = alone.client.submit_many(tasks)
@@ -169,20 +202,22 @@ def test_the_backlog_of_one_topic_lets_others_have_their_turn(
         assert until(lambda: clock.now_ms() > due, PATIENCE)
         return job_ids
 
-    become_due(*(NewTask(TOPIC, n, 0.01) for n in range(40)))
+    become_due(*(NewTask(TOPIC, n, 0.01) for n in range(count)))
     with TimeoutCenter(alone.settings, clock=clock) as center:
         for name in (TOPIC, *others):
             center.handler(name)(print)
         center.catalog.refresh()
         with closing(WorkerAtRest(center, "a:1", [SLOT, *(Slot(name, 0) for name in others)])) as worker:
-            worker.worker.rows.run_once(0)
-            assert {entry.slot for entry in worker.inflight.snapshot()} == {SLOT}
-            job_ids = become_due(*(NewTask(name, 1, 0.01) for name in others))
-            worker.worker.rows.look_now()
-            for _ in range(2):
-                worker.worker.rows.run_once(0)
-                clock.slept += GATHER_SECONDS
-            assert all(worker.inflight.get(job_id) for job_id in job_ids)
+            yield worker, become_due
+
+
+def take(worker: WorkerAtRest, times: int) -> None:
+    """Take by rows so often."""
+    clock = worker.center.clock
+    assert isinstance(clock, PausedClock)
+    for _ in range(times):
+        worker.worker.rows.run_once(0)
+        clock.slept += GATHER_SECONDS
 
 
 @pytest.mark.parametrize("unsure", [False, True])

@@ -174,7 +174,9 @@ class RowTaker:
             return plan.taken_at + GATHER_SECONDS - now
         wait = self._take(plan, slots)
         if any(len(plan.due.get(name, ())) < ENOUGH // 2 for name in plan.full):
-            plan.anew, plan.look_at, plan.full = True, float("-inf"), set()
+            # First the tables that are left: else their turn would not come while there is a backlog.
+            plan.anew = plan.anew or not plan.left
+            plan.look_at, plan.full, plan.began_ms = float("-inf"), set(), 0
         return max(min(wait, plan.look_at - self.tools.clock.monotonic()), 0.0)
 
     def _is_shared(self) -> bool:
