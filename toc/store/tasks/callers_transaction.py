@@ -214,8 +214,7 @@ class CallersTransaction:
                 await asyncio.sleep(AGAIN_SECONDS)
 
         driver = cast(Any, connection.connection.dbapi_connection)
-        seen: Seen | None = driver.run_async(lambda _: found())
-        return seen
+        return cast("Seen | None", driver.run_async(lambda _: found()))
 
     # --- change
 
