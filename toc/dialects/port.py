@@ -34,6 +34,10 @@ from toc.pull.handed_out import HandedOut
 
 log = get_logger(__name__)
 
+ACKS = 20
+ACK_AGAIN_SECONDS = 0.25
+"""How many attempts are made to mark tasks as processed while their server does not answer, and the
+pause between two attempts, in seconds."""
 BESIDE_BYTES = 64 << 10
 """Bytes of a request beside a body."""
 JSON = "application/json; charset=utf-8"
@@ -145,10 +149,18 @@ class Port:
 
     async def _processed(self, handed: Sequence[HandedOut]) -> None:
         """Mark tasks as processed: their answer was given to a client not known to be gone."""
+        service = self._dialect.service
         failpoint("pull.sent")
-        outcomes = await self._dialect.service.pulls.ack([one.key for one in handed])
-        if failed := [one for one in outcomes if isinstance(one, TocError)]:
-            log.warning("rows_not_written", tries=len(failed), error=str(failed[0]))  # they come again
+        leases = [one.key for one in handed]
+        for _ in range(ACKS):
+            outcomes = zip(leases, await service.pulls.ack(leases), strict=True)
+            failed = {lease: what for lease, what in outcomes if isinstance(what, TocError)}
+            if not (leases := list(failed)):
+                return
+            if service.stopping:
+                break
+            await asyncio.sleep(ACK_AGAIN_SECONDS)
+        log.warning("rows_not_written", tries=len(leases), error=str(failed[leases[0]]))  # they come again
 
     def _failed(self, request: Request, error: Exception) -> Answer:
         if not isinstance(error, TocError):
