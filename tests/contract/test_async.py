@@ -1,6 +1,7 @@
 """The client for asyncio: the verbs of TimeoutCenter, on event loops, in sessions, and cancelled."""
 
 import asyncio
+import gc
 import inspect
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -15,7 +16,7 @@ import structlog
 import trio
 import uvloop
 from contract.system import Contract
-from harness.patience import PATIENCE
+from harness.patience import PATIENCE, until
 from harness.rows import known
 from harness.system import NewSystem
 from sqlalchemy import create_engine
@@ -312,9 +313,20 @@ async def _submit(center: AsyncTimeoutCenter) -> int:
 
 def test_the_batcher_of_a_loop_that_ended_without_a_close_is_let_go(contract: Contract) -> None:
     center = AsyncTimeoutCenter(contract.settings)
-    for _ in range(3):
-        asyncio.run(_submit(center))
-        assert len(center._batchers) == 1
+    before = set(threading.enumerate())
+    gc.collect()
+    gc.disable()  # a reference in a circle would keep the threads until it runs
+    try:
+        for _ in range(3):
+            asyncio.run(_submit(center))
+            assert len(center._batchers) == 1
+
+        def more() -> int:
+            return sum(one.name.startswith("toc-submit") for one in set(threading.enumerate()) - before)
+
+        assert until(lambda: more() <= 1, PATIENCE), "the threads of loops that ended have ended"
+    finally:
+        gc.enable()
     asyncio.run(center.close())
 
 

@@ -316,10 +316,12 @@ class Batcher:
     def __init__(self, center: TimeoutCenter, sender: Sender = str) -> None:
         self.center = center
         self._loop = asyncio.get_running_loop()
+        # What they hold does not hold this: dropped, it ends their threads at once.
+        store, read = partial(_store, center), partial(_read, center)
         self._submits = one_each(
-            center, "submit", self._store, lambda one: errors.SubmitUnknown(one.row.job_id), sender
+            center, "submit", store, lambda one: errors.SubmitUnknown(one.row.job_id), sender
         )
-        self._reads = one_each(center, "read", self._read, not_answered, sender)
+        self._reads = one_each(center, "read", read, not_answered, sender)
         self._batchers: list[ServerBatcher[Any, Any]] = [*self._submits, *self._reads]
         self._topics_thread = Threads(1, "toc-topics")
         self._reading_topics: Future[Any] | None = None
@@ -433,12 +435,14 @@ class Batcher:
     def _batcher_of(self, one: Submission) -> ServerBatcher[Submission, Put]:
         return self._submits[self.center.store.server_of(one.row.job_id)]
 
-    def _store(self, tasks: Sequence[Submission], answer: Settle) -> None:
-        outcomes = self.center.store.put_each(tasks)  # [rule: row-first]
-        failpoint("batch.rows-stored")
-        answer([APART if one is None else one.put if isinstance(one, Stored) else one for one in outcomes])
-        self.center._changes.apply([one for one in outcomes if isinstance(one, Stored)])
 
-    def _read(self, job_ids: Sequence[int], answer: Settle) -> None:
-        found = self.center.store.read_each(job_ids)
-        answer([found.unanswered.get(job_id) or found.get(job_id) for job_id in job_ids])
+def _store(center: TimeoutCenter, tasks: Sequence[Submission], answer: Settle) -> None:
+    outcomes = center.store.put_each(tasks)  # [rule: row-first]
+    failpoint("batch.rows-stored")
+    answer([APART if one is None else one.put if isinstance(one, Stored) else one for one in outcomes])
+    center._changes.apply([one for one in outcomes if isinstance(one, Stored)])
+
+
+def _read(center: TimeoutCenter, job_ids: Sequence[int], answer: Settle) -> None:
+    found = center.store.read_each(job_ids)
+    answer([found.unanswered.get(job_id) or found.get(job_id) for job_id in job_ids])
