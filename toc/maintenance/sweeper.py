@@ -8,7 +8,7 @@ Each table is swept by one worker, over all topics at once:
     OVERDUE     every 5 s          everything due before that
     EDGE        every 10 s         what the horizon has reached since
     DEAD        every minute       rows of status 4 get their DeadQueue entry back
-    FULL        every half hour    all rows up to the horizon, and of tables that are new here
+    FULL        every half hour    all rows up to the horizon
 
 Two workers that sweep one table do no harm.
 
@@ -44,8 +44,6 @@ REST_BUSY = 9
 backlog again and again, on the cores that should start the tasks."""
 REST_BEHIND = 19
 """The rest of the pass over what the horizon reaches, once a round takes longer than its period."""
-UNREAD_SECONDS = 300.0
-"""How soon the pass over all rows begins again if it, or the horizon, has left tables out."""
 RETRY_SECONDS = 1.0
 
 
@@ -307,10 +305,7 @@ class Sweeper:
         self._soon = Round(SOON, sweep, now)
         self._overdue = Round(OVERDUE, sweep, now)
         self._edge = Edge(sweep, now)
-        self._full = Round(FULL, sweep, now)
-        self._slow = [self._edge, Round(DEAD, sweep, now), self._full]
-        self._unread = False
-        """Whether some table has yet to be read to the horizon."""
+        self._slow = [self._edge, Round(DEAD, sweep, now), Round(FULL, sweep, now)]
         self._refill = deque[Round]()
         """What restores all tables after a loss: the rounds that are not over."""
         self._refill_counts = SweepCounts()
@@ -333,10 +328,8 @@ class Sweeper:
         before, self._tables = self._tables, self._mine()
         if not self._tables:
             return RETRY_SECONDS
-        if self._tables - before:
-            self._unread = True
-            if self._refill:  # it is without them
-                self._refill_wanted = now
+        if self._tables - before and self._refill:  # it is without them
+            self._refill_wanted = now
         if self._refill_wanted > self._refill_began:
             self._begin_refill(now)
         due = next((each for each in self._rounds() if each.at <= now), None)
@@ -363,8 +356,6 @@ class Sweeper:
     def _step(self, each: Round, now: float) -> Trouble | None:
         """Take a step. Returns the error if the whole server has failed."""
         if not each.left:
-            if each is self._full:
-                self._unread = False
             tables = sorted(self._tables)
             if each is next(iter(self._rounds())):
                 server = self._sweep.scans.follow_switchover(tables[0])
@@ -372,13 +363,9 @@ class Sweeper:
                     log.warning("database_read_only", server=server)
             each.start(now, tables)
         stepped = each.step()
-        if each is self._edge and stepped.failed:
-            self._unread = True
         behind = each is self._edge and now - each.began > each.plan.every
         busy = each is self._soon and self._backlogged()
         each.rest(now, REST_BUSY if busy else REST_BEHIND if behind else each.plan.rest)
-        if self._unread and not self._full.left:
-            self._full.at = min(self._full.at, self._full.began + UNREAD_SECONDS)
         if self._refill and each is self._refill[0]:
             self._refilled_some(stepped, now)
         # Tables that do not answer are left out of the round.

@@ -13,10 +13,10 @@ restore, a FLUSHALL. Then everything is restored from the rows at once, soonest 
 If a server is emptied once more before that and keeps its run_id, only the owner sees it, by its claims.
 What is not due soon then comes back with the slow passes of the sweep.
 
-A worker that takes over tables scans them anyway, so a worker that ends half-way does no harm. If keys of
-single slots vanish, only the owner notices. It looks at all of its slots each second (less often if it owns
-many) and refills from its own tables. Tasks in tables of other workers come back when due, or with the window
-pass.
+A worker that takes over tables finds what is due soon there, so one that ends half-way does no harm. If keys
+of single slots vanish, only the owner notices. It looks at all of its slots each second (less often if it
+owns many) and refills from its own tables. Tasks in tables of other workers come back when due, or with a
+slow pass.
 
 The same look finds slots with a key that toc did not write. Only these slots count as out of reach. Once the
 key is gone, the slot has lost its data.
