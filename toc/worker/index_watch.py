@@ -10,8 +10,8 @@ restore, a FLUSHALL. Then everything is restored from the rows at once, soonest 
                     generation once its own tables are through, but not before the others must have seen the
                     loss
 
-If a server is emptied once more before that and keeps its run_id, only the owner sees it, by its claims.
-What is not due soon then comes back with the slow passes of the sweep.
+If a server is emptied once more before that and keeps its run_id, nobody sees it. Each task then comes back
+just before it is due, or with a slow pass of the sweep.
 
 A worker that takes over tables finds what is due soon there, so one that ends half-way does no harm. If keys
 of single slots vanish, only the owner notices. It looks at all of its slots each second (less often if it
@@ -329,13 +329,8 @@ class IndexWatch:
         if not whole:
             return
         # If data was lost again while the key was missing anyway, our claims are lost as well.
-        again = self.tools.book.renew(whole)
-        for slot in again:
-            self._missing[slot] = (self._missing[slot][0], now)
-        if again:
-            self.services.refill()
-        done = {slot: run_id for slot, run_id in whole.items() if slot not in again}
-        for slot, result in self.queues.set_generations(done).items():
+        self.tools.book.renew(whole)
+        for slot, result in self.queues.set_generations(whole).items():
             if not isinstance(result, IndexUnavailable):
                 del self._missing[slot]
-                self._seen[slot] = Generation(done[slot], done[slot])
+                self._seen[slot] = Generation(whole[slot], whole[slot])

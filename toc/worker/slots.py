@@ -128,14 +128,9 @@ class SlotBook:
             self.owned = self.owned | {owned.slot: owned for owned in fresh}
         return fresh
 
-    def renew(self, slots: Iterable[Slot]) -> set[Slot]:
-        """Claim these slots again, as the index may have lost their numbers. Returns the slots
-        whose number was lost."""
-        lost = set()
+    def renew(self, slots: Iterable[Slot]) -> None:
+        """Claim these slots again, as the index may have lost their numbers."""
         for slot, result in self._queues.claim(slots, self.worker_id).items():
             one = self.owned.get(slot)
             if one is not None and not isinstance(result, IndexUnavailable):
-                if one.claim != result.number:
-                    lost.add(slot)
                 one.claim, one.others, one.empty_since = result.number, dict(result.others), None
-        return lost

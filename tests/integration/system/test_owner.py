@@ -17,6 +17,7 @@ from toc.model.topic import Slot
 from toc.model.verdict import Failure
 from toc.store.tasks.batch import Guard
 from toc.worker.entry import LOST
+from toc.worker.index_watch import HOLD_SECONDS
 from toc.worker.slots import OwnedSlot, SlotBook
 
 OTHER = Slot("test.doomed", 0)
@@ -140,3 +141,17 @@ def test_a_loss_seen_in_one_slot_has_every_slot_claimed_anew_at_once(
     clean_redis.call("FLUSHALL")
     owner.worker.watch.run_once()
     assert all(clean_redis.call("EXISTS", system.center.queues.keys(slot).claims) for slot in slots)
+
+
+def test_a_slot_that_is_recorded_as_whole_is_claimed_whatever_was_lost_meanwhile(
+    system: System, owner: WorkerAtRest, clean_redis: RedisServer
+) -> None:
+    """Its generation is missing already, so nobody sees that it was emptied once more."""
+    keys, watch = system.center.queues.keys(SLOT), owner.worker.watch
+    clean_redis.call("FLUSHALL")
+    watch.run_once()
+    clean_redis.call("FLUSHALL")
+    cast(PushedClock, owner.center.clock).pushed += HOLD_SECONDS
+    watch.run_once()
+    assert clean_redis.call("EXISTS", keys.generation)
+    assert clean_redis.call("HGET", keys.claims, str(owner.book.owned[SLOT].claim)) == "owner"
