@@ -42,14 +42,6 @@ def test_add_adds_and_moves_earlier_but_never_later(queues: Queues, seed: Seed, 
     assert state() == {STORE: {1: 50.5, 2: 100.0, BIG: 1e12, BIG - 1: 2e12}}
 
 
-def test_add_never_gives_back_tries_that_are_used_up(queues: Queues, seed: Seed, state: STATE) -> None:
-    """Who adds may have read the row before its last try failed."""
-    seed(SLOT, store={1: 9.5, 2: 9.5, 3: 9.5, 4: 9.0, 5: 9.5})
-    given = [(1, 4.0), (2, 4.75), (3, 4.25), (4, 4.5), (5, 9.0)]
-    assert queues.add({SLOT: given}) == {SLOT: 4}
-    assert state() == {STORE: {1: 4.5, 2: 4.5, 3: 4.25, 4: 4.5, 5: 9.5}}
-
-
 def test_add_leaves_alone_what_is_prepared(queues: Queues, seed: Seed, state: STATE) -> None:
     seed(SLOT, prepare={1: held(5, 3, 7)})
     assert queues.add({SLOT: [(1, 50.0), (2, 60.0)]}) == {SLOT: 1}
