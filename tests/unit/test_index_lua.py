@@ -10,8 +10,8 @@ from toc.index import queues
 from toc.index.calls import Script
 
 LUA = sorted(p for p in (Path(queues.__file__).parent / "lua").glob("*.lua") if p.stem != "shared")
-ADDING = {"add", "restore_dead", "reschedule"}
-"""What may add to the index: it must fail when memory is full."""
+ADDING = {"add", "restore_dead", "reschedule", "reach"}
+"""What may add to the index, or tells whether that works: it must fail when memory is full."""
 LOOKING = {"peek", "held"}
 
 

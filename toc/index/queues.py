@@ -21,7 +21,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from toc.index import messages
-from toc.index.calls import BySlot, Call, Calls, IndexBroken, IndexFull, Scored, Script, command, understood
+from toc.index.calls import BySlot, Call, Calls, IndexBroken, Scored, Script, command, understood
 from toc.index.keys import SlotKeys, hash_slot_of, owner_key, permits_key
 from toc.index.nodes import RedisNodes, Timeouts
 from toc.index.url import parse
@@ -101,11 +101,6 @@ class Queues:
         its maxmemory.
         """
         return self._calls.in_batches(entries, _ADD.of, sum)
-
-    def full(self, slots: Iterable[Slot]) -> dict[Slot, IndexFull]:
-        """Return those of the slots to which nothing can be added, because Redis is at its maxmemory."""
-        replies = self._calls.one_each({slot: _ADD.of(self.keys(slot)) for slot in slots}, int)
-        return {slot: reply for slot, reply in replies.items() if isinstance(reply, IndexFull)}
 
     def prepare(self, requests: Sequence[messages.PrepareRequest]) -> BySlot[messages.Prepared]:
         """Take due entries by the Redis clock, one request per slot.
@@ -319,9 +314,9 @@ class Queues:
     def generations(self, slots: Iterable[Slot]) -> BySlot[messages.Generation]:
         """Return on which server each slot was last rebuilt, and which one serves it now.
 
-        An answer also means that the transitions work for the slot: Redis would refuse this script
-        for the same reasons. A slot with keys that toc did not write gets an IndexBroken, which
-        names them.
+        An answer also means that the transitions work for the slot, and that Redis is not at its maxmemory
+        (IndexFull): it would refuse this script for the same reasons. A slot with keys that toc did not write
+        gets an IndexBroken, which names them.
         """
         return self._calls.together(
             _REACH, slots, lambda call: (_generation(found, call.run_id) for found in call.result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from toc.index.calls import IndexFull
 from toc.model.lateness import Cause
 from toc.observe import metrics
 from toc.observe.holdups import EVERYWHERE
@@ -66,7 +67,8 @@ class Beat:
         clustered = self.worker.watch.queues.nodes.clustered
         store = self.tools.store
         databases = {f"database {n}" for n in range(len(store.tables_of_server())) if store.away(n)}
-        nodes = self.worker.watch.silent
+        silent = self.worker.watch.silent.items()
+        nodes = [node for node, error in silent if not isinstance(error, IndexFull)]
         return databases | {f"redis {node}" if clustered and node is not None else "redis" for node in nodes}
 
     def _first_due(self) -> dict[str, int]:

@@ -34,7 +34,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 
-from toc.index.calls import BySlot, IndexBroken
+from toc.index.calls import BySlot, IndexBroken, IndexFull
 from toc.index.messages import Generation
 from toc.index.queues import OWNER_REFRESH_SECONDS, Queues
 from toc.loop import Loop
@@ -52,8 +52,6 @@ log = get_logger(__name__)
 PROBE_SECONDS = 0.5
 PROBE_AGAIN_SECONDS = 0.25
 """Pause while a node does not answer."""
-ROOM_SECONDS = 1.0
-"""How often each node is asked whether it has memory for new entries."""
 OUT_SECONDS = 1.0
 """How long a node must be silent before its slots are served without it."""
 LOOK_SECONDS = 1.0
@@ -75,8 +73,7 @@ class IndexWatch:
     """The loop that checks the nodes. ``queues`` should have short timeouts, as it detects servers that hang.
 
     ``services`` refill the index from this worker's tables. ``identity`` is that of the task table, ``name``
-    says whose it is. ``on_change`` is called when a node or a slot goes out of reach, or a node is full, and
-    when it comes back.
+    says whose it is. ``on_change`` is called when a node or a slot goes out of reach, and when it comes back.
     """
 
     tools: Tools
@@ -109,12 +106,9 @@ class IndexWatch:
         """When each node answered last (monotonic)."""
         self._unanswered = False
         """Whether some node did not answer the last time."""
-        self.silent: frozenset[object] = frozenset()
-        """The nodes that are out of reach, as ``Queues.node_of`` returns them."""
-        self._full: frozenset[object] = frozenset()
-        """Nodes that take no new entries."""
-        self._room_at = float("-inf")
-        """When to ask next which those are (monotonic)."""
+        self.silent: dict[object, IndexUnavailable] = {}
+        """The nodes that are out of reach or full, as ``Queues.node_of`` returns them, and why. Replaced,
+        never changed in place."""
         self.broken: frozenset[Slot] = frozenset()
         """Slots with a key that toc did not write."""
         self.loop = Loop("watch", self.run_once)
@@ -131,7 +125,7 @@ class IndexWatch:
         """
         if self.foreign:
             return list(slots)
-        out, broken = self.silent | self._full, self.broken
+        out, broken = self.silent, self.broken
         if not out and not broken:
             return []
         return [slot for slot in slots if slot in broken or self.queues.node_of(slot) in out]
@@ -161,11 +155,10 @@ class IndexWatch:
             self._spread_at = now + max(SPREAD_SECONDS, len(every) / SPREAD_SLOTS)
         self._turn += 1
         samples = [slots[self._turn % len(slots)] for slots in self._by_node]
-        before = self.silent, self._full, self.broken
+        before = self.silent.keys(), self.broken
         found = self._ask(samples, part)
-        self._note_full(samples, now)
         mended = self._note_broken(found)
-        if before != (self.silent, self._full, self.broken):
+        if before != (self.silent.keys(), self.broken):
             self.on_change()
         loss = self._judge(found, now, mended)
         if loss:  # one node has lost data: which of our slots?
@@ -217,14 +210,14 @@ class IndexWatch:
                 self._answered[node] = now
                 continue
             self._unanswered = True
-            if now - self._answered.setdefault(node, now) >= OUT_SECONDS:
+            if isinstance(answer, IndexFull) or now - self._answered.setdefault(node, now) >= OUT_SECONDS:
                 out[node] = answer
-        before, self.silent = self.silent, frozenset(out)
-        for node in self.silent - before:
+        before, self.silent = self.silent, out
+        for node in out.keys() - before:
             log.warning("index_unreachable", error=str(out[node]))
-        if before - self.silent:
-            log.info("index_reachable", nodes=len(before - self.silent))
-            self._at_once = True
+        if back := before.keys() - out:
+            log.info("index_reachable", nodes=len(back))
+            self._at_once |= not all(isinstance(before[node], IndexFull) for node in back)
         return found
 
     def _spread(self, slots: Iterable[Slot]) -> list[list[Slot]]:
@@ -242,22 +235,6 @@ class IndexWatch:
             silent = now - self._answered.get(self.queues.node_of(slot), now)
             about = "its node is out of reach, full, or has a key of others"
             self.tools.late.note(Cause.REDIS, slot, at - round(silent * 1000), at, about)
-
-    def _note_full(self, samples: Iterable[Slot], now: float) -> None:
-        """Record the nodes that take no new entries."""
-        if now < self._room_at:
-            return
-        self._room_at = now + ROOM_SECONDS
-        answered = {self.queues.node_of(slot): slot for slot in samples}
-        answered = {node: slot for node, slot in answered.items() if self._answered.get(node, -1.0) >= now}
-        refused = self.queues.full(answered.values())
-        errors = {node: refused[slot] for node, slot in answered.items() if slot in refused}
-        before = self._full
-        self._full = frozenset(node for node in before if node not in answered) | errors.keys()
-        for node in self._full - before:
-            log.error("index_full", error=str(errors[node]))
-        if before - self._full:
-            log.info("index_has_room", nodes=len(before - self._full))
 
     def _note_broken(self, found: BySlot[Generation]) -> set[Slot]:
         """Record slots with a key that toc did not write. Returns those that have none any more."""

@@ -16,6 +16,7 @@ from toc.maintenance import dead_entries as deadqueues
 from toc.model.topic import Slot
 from toc.model.verdict import Failure
 from toc.store.tasks.batch import Guard
+from toc.worker.beat import Beat
 from toc.worker.entry import LOST
 from toc.worker.index_watch import HOLD_SECONDS
 from toc.worker.slots import OwnedSlot, SlotBook
@@ -155,3 +156,24 @@ def test_a_slot_that_is_recorded_as_whole_is_claimed_whatever_was_lost_meanwhile
     watch.run_once()
     assert clean_redis.call("EXISTS", keys.generation)
     assert clean_redis.call("HGET", keys.claims, str(owner.book.owned[SLOT].claim)) == "owner"
+
+
+def test_slots_of_a_full_node_run_from_their_rows_until_it_has_room_and_it_does_not_count_as_away(
+    owner: WorkerAtRest, clean_redis: RedisServer
+) -> None:
+    watch = owner.worker.watch
+    watch.run_once()
+    clean_redis.call("CONFIG", "SET", "maxmemory", "1mb")
+    try:
+        with capture_logs() as said:
+            watch.run_once()
+        assert watch.out_of_reach([SLOT]) == [SLOT]
+        assert ["OOM" in line["error"] for line in said if line["event"] == "index_unreachable"] == [True]
+        told: list[Any] = []
+        owner.worker.tools.tell = lambda *_, **more: told.append(more)
+        Beat(owner.worker).run_once()
+        assert told[-1]["out_of_reach"] == []
+    finally:
+        clean_redis.call("CONFIG", "SET", "maxmemory", "0")
+    watch.run_once()
+    assert not watch.out_of_reach([SLOT])

@@ -6,13 +6,10 @@
 -- KEYS  1   store     StoreQueue of the slot
 --       2   prepare   PrepareQueue of the slot
 -- ARGV  1   channel   wake channel of the slot
---       2+  id, score; none to learn whether memory is full
+--       2+  id, score
 -- RETURNS   how many ids were added or became earlier
 -- BOUNDS    500 ids; refused when memory is full (no allow-oom on purpose)
 -- WAKES     when the first score of the StoreQueue became earlier
-if #ARGV == 1 then
-  return 0
-end
 local ids, places = unprepared(KEYS[2], 2, 2)
 if #ids == 0 then
   return 0

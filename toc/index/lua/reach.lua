@@ -1,12 +1,12 @@
-#!lua flags=allow-oom
+#!lua
 -- reach: reads on which server slots were last rebuilt. It writes nothing, but is refused wherever a transition
--- would be (a replica, a server that cannot save), so an answer means that transitions work. For a slot with
--- keys of the wrong type, where no transition works, it returns these keys.
+-- would be (a replica, a server that cannot save, one whose memory is full), so an answer means that all work.
+-- For a slot with keys of the wrong type, where no transition works, it returns these keys.
 --
 -- KEYS  1+  generation, claims, store, prepare, dead   of each slot
 -- ARGV  none
 -- RETURNS   per slot run_id or nil; or {key, ...}, its keys of another type
--- BOUNDS    500 slots
+-- BOUNDS    500 slots; refused when memory is full (no allow-oom on purpose)
 bounded(#KEYS, 5)
 local slots = {}
 for i = 1, #KEYS, 5 do
