@@ -118,11 +118,11 @@ class Sweep:
                 dead.setdefault(slot, []).append((end.job_id, now))
             else:
                 gone.setdefault(slot, []).append(end.job_id)
-            if end.nonce is None:
+            if end.expired:
                 EXPIRED_TASKS.of(topic.name).add()
                 log.info("task_expired", job_id=end.job_id, topic=topic.name, started=end.started)
-                if end.started:
-                    self._died(end.job_id, topic.name, "it has expired")
+            if end.started and end.nonce is None:
+                self._died(end.job_id, topic.name, "it has expired")
             elif end.started:
                 TRIES.of(topic.name, "dead").add()
                 log.warning("task_dead", job_id=end.job_id, topic=topic.name, error=end.error)

@@ -111,7 +111,7 @@ class Pulls:
     def open(self, retries: Mapping[int, int]) -> str:
         """One more SQL condition for due rows: that they have not expired, and that the ttr that has ended,
         if any, was not the last try's. ``retries`` are those of the topics, by biz_type."""
-        types = {count: [one for one in retries if retries[one] == count] for count in retries.values()}
+        types = {count: [one for one in retries if retries[one] == count] for count in {*retries.values()}}
         cases = [f"WHEN biz_type IN ({sql.numbers(some)}) THEN {count:d}" for count, some in types.items()]
         tries = f"CASE tries WHEN 0 THEN CASE {' '.join(cases)} END ELSE tries END"
         return (

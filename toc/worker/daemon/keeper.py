@@ -182,7 +182,8 @@ class Keeper(ABC, Generic[C]):
                 if self._consumes(child):
                     leaving = sum(one.leaving for one in self._children.values() if one.index == child.index)
                     # They run handlers as long as these want: what has each worker replaced must not add up.
-                    self._start_in(child.index, RESTART_CAP_SECONDS * max(leaving - 2, 0))
+                    # Each beyond two that still leaves doubles the wait; of a few, most are gone in a moment.
+                    self._start_in(child.index, 2.0 ** max(leaving - 2, 0) - 1)
         elif kind == "left":
             child.left = True
         if not (child.member or child.leaving) and self._consumes(child) and self._stop_at is None:
