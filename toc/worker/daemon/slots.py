@@ -114,7 +114,8 @@ class WorkerSlots:
         self.name = self._names.name
         """Returns a name for a new process of a place."""
         self._met: set[str] = set()
-        """Workers of an earlier daemon of this host that have claims in our slots."""
+        """Workers of an earlier daemon of this host that have claims in our slots. Once their nodes or rows
+        are gone, nothing else tells of them: what they held would wait for prepare_timeout."""
         self.changed = True
         """Whether what the workers hold may differ from what they should."""
         self.missing: set[Slot] = set()
