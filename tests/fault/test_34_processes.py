@@ -1,6 +1,7 @@
 """Faults 30 and 34: what handlers do to their process, others in it, its loops and descriptors."""
 
 import os
+import re
 import resource
 import signal
 import time
@@ -378,6 +379,20 @@ def test_a_process_whose_descriptors_a_handler_closed_ends_at_once(case: Case) -
     line.on_time(system.late(load.job_ids), most=3000)
     rows = system.center.store.read(load.job_ids).values()
     assert all(row.attempts <= 1 for row in rows), "charged as for any death of their process"
+
+
+def test_a_process_that_crashes_leaves_the_place_in_its_log(case: Case) -> None:
+    line, system = case.begin(34, "a handler crashes the interpreter", "it reads where there is no memory")
+    daemon = system.start(processes=1, app=APP)
+    crashing = system.client.submit("test.sync", biz_id=0, delay=0.1, attribute={"deed": "crash"})
+    system.wait(lambda: not system.pending([crashing]), "it has ended in another process", 30)
+    (died,) = daemon.events("worker_died")
+    (place,) = re.findall(r"^Current thread .*\n((?:  File .*\n)+)", daemon.told(), re.MULTILINE)
+    line.prove(
+        died["exit_code"] == -signal.SIGSEGV and "hostile.py" in place and "in on_thread" in place,
+        f"the process ended by {signal.Signals(-died['exit_code']).name}, and the log names the handler",
+    )
+    line.judge(system, within=30, at_most=1)
 
 
 @pytest.mark.slow

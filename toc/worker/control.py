@@ -23,6 +23,7 @@ These messages tell how a process ended. Its exit code does not, because a handl
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import mmap
 import os
@@ -139,6 +140,7 @@ def begin(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, ControlP
     write_to(SharedMetrics(mmap.mmap(arguments.board, BOARD_BYTES)))
     os.close(arguments.board)  # the mapping stays
     detach()
+    faulthandler.enable(2)  # a crash in C leaves its place on it, unless the application says where
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     with os.fdopen(arguments.known, "rb") as file:
         known = parse_object(file.read(), most=MAX_LINE_BYTES)

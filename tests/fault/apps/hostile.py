@@ -119,6 +119,7 @@ def _write_to_the_link(line: bytes) -> None:
 DEADLY: dict[str, Callable[[], object]] = {
     # PyDLL, unlike CDLL, keeps the interpreter.
     "hold the interpreter": lambda: ctypes.PyDLL(None).sleep(3600),
+    "crash": lambda: ctypes.string_at(0),
     "backtrack": lambda: re.match(r"(a+)+$", "a" * 64 + "b"),
     **{f"exit {code}": partial(os._exit, code) for code in EXIT_CODES},
     # As programs do that become daemons, but in a copy.
