@@ -1,6 +1,7 @@
 """Faults 15 to 18, 31 and 36: handlers that are long, fail, kill or hold their process;
 bursts and slow topics."""
 
+import re
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -249,6 +250,8 @@ def test_a_coroutine_past_max_runtime_is_cancelled_once_and_may_await_its_clean_
         and min(took) >= clean_up,  # from the first line of the handler, a while after its start
         f"{len(took)} coroutines cleaned up for {clean_up:g} s, which ended after {min(took):.1f} s or later",
     )
+    (stuck,) = daemon.events("handler_stuck")
+    assert re.search(r"hostile\.py:\d+ in on_event_loop > .*tasks\.py:\d+ in sleep$", stuck["stack"]), stuck
     rows = system.center.store.read([*tidy, endless, neighbour])
     assert all(
         rows[job_id].last_error == "CancelledError: the handler ran longer than max_runtime (1 s)"

@@ -336,6 +336,10 @@ def test_coroutines_that_wait_for_a_blocked_event_loop_are_not_charged(case: Cas
     rows = system.center.store.read(waiting)
     assert not any(row.attempts or row.crashes for row in rows.values())
     assert not system.not_run_once(waiting)
+    if how == "until its process leaves":
+        stacks = {event["job_id"]: event["stack"] or "" for event in daemon.events("handler_stuck")}
+        assert "_block_the_event_loop" in stacks.pop(blocking)
+        assert all("in on_event_loop > " in stack and "_block" not in stack for stack in stacks.values())
     line.prove(len(waiting) > 10, f"{len(waiting)} coroutines waited for it")
     line.judge(system, within=60)
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from toc.loop import PREFIX, WatchedEventLoop, dies, watched_thread
 from toc.model.handler import Handler
 from toc.model.lateness import Cause
-from toc.model.raised import LIBRARIES, OVERRAN, Delivered, Disturbed
+from toc.model.raised import LIBRARIES, OVERRAN, Delivered, Disturbed, lines
 from toc.model.topic import Slot
 from toc.observe.holdups import SLOW_SECONDS
 from toc.observe.log import get_logger
@@ -112,8 +112,7 @@ class HandlerTask(asyncio.Task[None]):
         self, call: Coroutine[Any, Any, None], entry: Entry, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.entry = entry
-        self.disturbed = False
-        self.begun = False
+        self.disturbed = self.begun = self.ending = False
         super().__init__(call, loop=loop, context=Context())  # what other tries have set is not seen here
 
     def begin(self) -> None:
@@ -137,7 +136,7 @@ class HandlerTask(asyncio.Task[None]):
 
     def end(self) -> None:
         """Cancel the task because max_runtime is over: its own failure, even if it was disturbed."""
-        self.disturbed = False
+        self.disturbed, self.ending = False, True
         super().cancel(OVERRAN.format(self.entry.topic.max_runtime))
 
 
@@ -303,6 +302,18 @@ class HandlerLoop:
         task = self._tasks.get(entry.job_id)
         return task is not None and not task.begun
 
+    def stack_of(self, entry: Entry) -> str:
+        """Return the lines of code in which the coroutine of this entry is or waits. Empty if it has none."""
+        task = self._tasks.get(entry.job_id)
+        waits: Any = task and task.get_coro()
+        if task and task is asyncio.current_task(self._loop):
+            return lines([*traceback.walk_stack(sys._current_frames()[self._thread.ident or 0])][::-1])
+        found = []
+        while frame := getattr(waits, "cr_frame", None):
+            found.append((frame, frame.f_lineno))
+            waits = waits.cr_await
+        return lines(found)
+
     def outrun(self, now: float) -> set[str]:
         """Return the topics all of whose threads run calls in ``asyncio.to_thread`` that last longer than
         max_runtime by CLEAN_UP_SECONDS, whether or not their coroutines have ended."""
@@ -440,10 +451,8 @@ class HandlerLoop:
 
     def _cancel(self, job_id: int) -> None:
         task = self._tasks.get(job_id)
-        if task is not None and task.begun and task.entry.overtime(self._clock.monotonic()) > 0:
-            # Cancel it only once, as it may await its clean-up: so forget it under every id of its
-            # batch.
-            self._tasks = {one: other for one, other in self._tasks.items() if other is not task}
+        # Only once, as it may await its clean-up.
+        if task and task.begun and not task.ending and task.entry.overtime(self._clock.monotonic()) > 0:
             task.end()
 
 

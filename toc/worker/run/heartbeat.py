@@ -81,7 +81,8 @@ class Heartbeat:
             if self.tools.inflight.settle(entry, started):
                 self.finisher.give_back([entry])
             return
-        error = overran(entry.topic.max_runtime, self.dispatcher.handler_threads.stack_of(entry))
+        runs = self.dispatcher.handler_threads.stack_of(entry) or self.dispatcher.event_loop.stack_of(entry)
+        error = overran(entry.topic.max_runtime, runs)
         log.error("handler_stuck", job_id=entry.job_id, topic=entry.topic.name, stack=error.stack or None)
         self.tools.recycle("a handler ran longer than max_runtime")
         if self.tools.inflight.settle(entry, started):
