@@ -272,9 +272,12 @@ def test_minutes_and_hours_become_steps_without_gap_or_overlap_that_hold_all_tas
 
 
 def test_the_page_says_whose_rate_it_took() -> None:
-    pile = {"drained": "2026-12-01T09:00:00Z", "drain_seconds": 7.5, "rate": None}
+    pile = {"drained": "2026-12-01T09:00:00Z", "drain_seconds": 7.5, "rate": None, "best_minute": None}
     said = drain_of(pile)
     assert "at the rate of all workers, less other topics. Its concurrency or run time may allow" in said
     assert said.endswith("Tasks that are not submitted yet are not counted.")
+    assert "may allow far less: in the last hour it has started at most 60 a minute. Tasks that" in drain_of(
+        pile | {"best_minute": 60}
+    )
     assert "all workers" not in drain_of(pile | {"rate": 2.7})
     assert drain_of(pile | {"drained": None}).endswith("is not known.")

@@ -16,7 +16,7 @@ from toc.model.access import Action as Right
 from toc.model.documents import instant, seconds
 from toc.model.due import FAR, HOURS, MINUTES, NEAR, Counted, Step, pile_up, spread, sums, total
 from toc.model.errors import InvalidDocument, InvalidInput, StoreUnavailable
-from toc.model.minute import KEPT, LATENESS, MINUTE_MS, OTHERS, Tally, plus
+from toc.model.minute import KEPT, LATENESS, MINUTE_MS, OTHERS, STARTS, Tally, plus
 from toc.model.minute import read as read_minute
 from toc.model.topic import Topic
 from toc.observe.metrics import LATENESS as LATENESS_METRIC
@@ -95,7 +95,8 @@ class _Asked(Due):
     """What comes due, for somebody who may see some topics, or asks for one.
 
     ``mine``: the names of the biz_types that this is about. ``rest``: those of no topic that there is, and
-    ``capacity``, the most starts a minute of all workers, are for who sees everything.
+    ``capacity``, the most starts a minute of all workers, are for who sees everything. ``last`` is the
+    last hour.
     """
 
     def __init__(self, doing: Doing, only: str | None) -> None:
@@ -109,10 +110,11 @@ class _Asked(Due):
         }
         self.whole = whole and only is None
         self.rest = [biz_type for biz_type in self.counted if biz_type not in names] if self.whole else []
-        self.capacity = None
-        if whole:
+        self.last = Hour(0)
+        if whole or only:
             with suppress(StoreUnavailable):
-                self.capacity = hour(doing.center.store.minutes, self.now_ms).capacity
+                self.last = hour(doing.center.store.minutes, self.now_ms)
+        self.capacity = self.last.capacity if whole else None
 
 
 def _topics(doing: Doing, only: str | None) -> list[Topic]:
@@ -183,7 +185,8 @@ def what_if(doing: Doing, pause: float, topic: str | None = None, rate: float | 
     Of what is submitted by now; each hour after the next is taken to be even. `waiting` at the end of the
     pause, and in `steps` how many come due in each minute, later each hour, and wait at its end. Then `rate`
     tasks a second are started, or what other topics leave of the `capacity` (tasks a minute) of all workers,
-    however few the topic's concurrency and run time allow. At `drained`, after `drain_seconds`, nothing waits
+    however few the topic's concurrency and run time allow: `best_minute` is the most of one topic that a
+    minute of the last hour has started. At `drained`, after `drain_seconds`, nothing waits
     any more; null: not within a week, or no rate is known.
 
     toc: Example: toc what-if order.close --pause 2h --rate 50
@@ -197,6 +200,7 @@ def what_if(doing: Doing, pause: float, topic: str | None = None, rate: float | 
     beside = [count for _, _, count in spread(now, others["minutes"], others["hours"])]
     spans = spread(now, own["minutes"], own["hours"])
     steps = [Step(*span, other) for span, other in zip(spans, beside, strict=True)]
+    started = [one[STARTS] for one in found.last.topics.get(topic or OTHERS, ()) if one]
     pile = pile_up(steps, own["overdue"], resumed, rate, None if capacity is None else capacity / 60)
     return {
         "topic": topic,
@@ -205,6 +209,7 @@ def what_if(doing: Doing, pause: float, topic: str | None = None, rate: float | 
         "waiting": pile.waiting,
         "rate": rate,
         "capacity": capacity,
+        "best_minute": max(started, default=None) if topic else None,
         "drained": None if pile.drained is None else instant(pile.drained),
         "drain_seconds": None if pile.drained is None else seconds(pile.drained - resumed),
         "steps": [{"at": instant(at), "due": due, "waiting": waiting} for at, due, waiting in pile.steps],

@@ -32,7 +32,7 @@ from toc import NewTask, Settings, TaskStatus, TimeoutCenter
 from toc.coordination.operator import Operator
 from toc.model.access import Action
 from toc.model.errors import ConfigError, StoreUnavailable
-from toc.model.minute import MINUTE_MS
+from toc.model.minute import MINUTE_MS, Minute, write
 from toc.model.topic import TopicType
 from toc.observe import metrics
 from toc.observe.metrics import METRICS
@@ -41,6 +41,7 @@ from toc.operate import cluster as operate_cluster
 from toc.operate.due import hour, lateness_record
 from toc.operate.operation import Doing, Record
 from toc.operate.top import Top
+from toc.store.records.cluster import MinuteRow
 from toc.store.servers.server import Locked
 from toc.store.tasks import batch
 from toc.worker.daemon.monitor import Monitor
@@ -80,7 +81,8 @@ def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:
         def drawn() -> bool:
             bars = re.findall(r'data-values="([^"]+)"', Browser(gateway).get("").html)
             total = gateway.call("GET", "/v1/due").body["total"]
-            return bars == [",".join(map(str, total[part])) for part in ("minutes", "hours")]
+            parts = total["minutes"], total["hours"][:24], total["hours"]
+            return bars == [",".join(map(str, part)) for part in parts]
 
         assert until(drawn), "the console draws these numbers"
         mine = gateway.call("GET", "/v1/due", token="one").body
@@ -93,6 +95,13 @@ def test_whoever_may_see_one_topic_is_told_of_no_other(system: System) -> None:
         what_if = gateway.call("GET", "/v1/due:what-if?pause=3600&rate=10", token="one").body
         assert (what_if["waiting"], what_if["capacity"]) == (1, None), "of its own topic alone"
         assert 0 < what_if["drain_seconds"] < 1
+        assert what_if["best_minute"] is None, "of several topics that is no measure"
+        first_ms = (system.center.clock.now_ms() // MINUTE_MS - 5) * MINUTE_MS
+        for member, minute, starts in (("h1.a", 0, 30), ("h2.a", 0, 12), ("h1.a", 1, 40)):
+            text = write(Minute({SYNC: [starts], ASYNC: [500]}, 900))
+            system.center.store.minutes.keep([MinuteRow(first_ms + minute * MINUTE_MS, member, text)])
+        of_one = gateway.call("GET", f"/v1/due:what-if?topic={SYNC}&pause=3600", token="one").body
+        assert (of_one["capacity"], of_one["best_minute"]) == (None, 42), "of all workers, in one minute"
         hidden = gateway.call("GET", f"/v1/due:what-if?topic={ASYNC}&pause=60", token="one")
         assert (hidden.status, hidden.body["type"]) == (404, "/docs#unknown-topic")
         for pause in (0, 7 * 86_400 + 1):

@@ -107,6 +107,8 @@ def drain_of(pile: Any) -> str:
         said += (
             " at the rate of all workers, less other topics. Its concurrency or run time may allow far less"
         )
+        if (best := pile["best_minute"]) is not None:
+            said += f": in the last hour it has started at most {shown.number(best).text} a minute"
     return f"{said}. Tasks that are not submitted yet are not counted."
 
 
