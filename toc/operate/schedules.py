@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from toc.model import schedule as rules
 from toc.model.access import Action as Right
 from toc.model.clock import to_ms
-from toc.model.errors import InvalidSchedule, UnknownSchedule, UnreadableSchedule
+from toc.model.errors import InvalidSchedule, StoreUnavailable, UnknownSchedule, UnreadableSchedule
 from toc.model.schedule import BACKFILL_RATE, MIN_BACKFILL_RATE, Definition, Dst, Missed, Overlap
 from toc.model.topic import ALL
 from toc.model.topic import NAME as FITTING
@@ -96,8 +96,17 @@ def list_schedules(doing: Doing, after: str, limit: int) -> Record:
 
 @operation("schedule.show", f"GET {_ONE}", Right.READ_SCHEDULES, "Show a schedule", NAME, **AT_ITS_SERVER)
 def show_schedule(doing: Doing, name: str) -> Record:
-    """Show a schedule and what it has done."""
-    return _shown(doing, _found(doing, name))
+    """Show a schedule and what it has done.
+
+    `paused_by`: who paused it at the command line, over HTTP or in the console, unless it was changed since.
+    """
+    schedule, by = _found(doing, name), None
+    if schedule.paused:
+        at = to_ms(schedule.modified)
+        with suppress(StoreUnavailable):
+            pauses = doing.center.store.audit.list(100, action="schedule.pause", target=name)
+            by = next((one.actor for one in pauses if one.began <= at <= (one.ended or 0)), None)
+    return _shown(doing, schedule) | {"paused_by": by}
 
 
 @operation("schedule.create", "POST /v1/schedules", Right.CHANGE_SCHEDULE, "Create a schedule",

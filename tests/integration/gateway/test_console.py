@@ -314,6 +314,30 @@ def test_the_page_of_a_schedule_stays_when_its_search_is_refused_and_says_that_i
         assert "/console/do/resume-schedule" in page.html
 
 
+def test_who_paused_a_schedule_is_told_unless_a_program_did_or_it_was_changed_since(shared: Gateway) -> None:
+    schedules, path = shared.system.center.schedules, "/v1/schedules/stopped"
+    browser, operator = Browser(shared), shared.make_token("anna", "operate")
+
+    def paused_by() -> str | None:
+        found: str | None = shared.call("GET", path).body["paused_by"]
+        assert f"Paused by\n{found or '-'}\n" in browser.get("/schedules/stopped").text
+        return found
+
+    schedules.create("stopped", topic="test.sync", every=3600)
+    assert paused_by() is None
+    assert shared.call("POST", f"{path}:pause", {}, token=operator).status == 200
+    assert paused_by() == "anna"
+    assert shared.call("POST", f"{path}:pause", {}).status == 200
+    assert paused_by() == "anna", "who came later changed nothing"
+    schedules.resume("stopped")
+    assert paused_by() is None
+    schedules.pause("stopped")
+    assert paused_by() is None
+    schedules.delete("stopped")
+    schedules.create("stopped", topic="test.sync", every=3600, paused=True)
+    assert paused_by() is None, "that was another one"
+
+
 def test_a_task_leads_to_all_of_its_biz_id(shared: Gateway) -> None:
     browser = Browser(shared)
     for biz_id, query in ((4711, "4711"), ("4711", "4711&text=true"), ("order 1", "order%201")):

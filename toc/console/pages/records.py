@@ -24,10 +24,10 @@ SCHEDULES = columns(
     name="/console/schedules/{name}",
 )
 SCHEDULE = columns(
-    "topic, cron, zone, every, anchor: Begins, paused, next_time: Next, dst: A time that the clock skips, "
-    "missed_policy: After a stop, window: Longest stop that is made up for, "
-    "overlap: If the one before runs, jitter, fired, skipped, missed, missed_at: Last missed, "
-    "buffered: Waits for the one before, last_job_id: Last task, stuck, created, modified: Changed"
+    "topic, cron, zone, every, anchor: Begins, paused, paused_by, next_time: Next, dst: A time that the "
+    "clock skips, missed_policy: After a stop, window: Longest stop that is made up for, overlap: If the "
+    "one before runs, jitter, fired, skipped, missed, missed_at: Last missed, buffered: Waits for the one "
+    "before, last_job_id: Last task, stuck, created, modified: Changed"
 )
 SKIPPED = {"cron": "runs right after", "skip": "does not run"}
 FIRES = columns("nominal: By its clock, due: In UTC")
