@@ -6,6 +6,7 @@ moment only, and shown with its age.
 """
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,7 @@ from enum import StrEnum
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from toc.console.sessions import Session
@@ -23,7 +25,7 @@ from toc.gateway.exchange import Answer
 from toc.gateway.problems import INVALID, UNAVAILABLE, UNKNOWN_TOPIC, Problem
 from toc.gateway.service import Service
 from toc.model.access import Access, Action
-from toc.model.clock import span
+from toc.model.clock import from_ms, parse_duration, span
 from toc.model.errors import TocError
 
 Values = Mapping[str, Any]
@@ -140,8 +142,18 @@ class View:
         if token.may(call.access) is Access.FORBIDDEN:
             raise forbidden(token, call.access)
         sent = {key: value for key, value in (query or {}).items() if value not in (None, "")}
-        content = None if call.body is None else checked(call.body, body or {})
-        return Asked(self.service, call, token, path, checked(call.query, sent), content)
+        content = None if call.body is None else self._checked(call.body, body or {})
+        return Asked(self.service, call, token, path, self._checked(call.query, sent), content)
+
+    def _checked(self, model: type[BaseModel], typed: Values) -> Any:
+        """Return what was typed in the types of its call. A time may be told from now on. Raises Problem."""
+        at = dict(typed)
+        for key, info in model.model_fields.items():
+            found = re.fullmatch(r"([+-])([0-9]{1,5}[smhd])", str(typed.get(key)))
+            if found and datetime in _types(info.annotation):
+                ahead = int(found[1] + "1000") * int(parse_duration(found[2]))
+                at[key] = from_ms(self.now_ms + ahead).isoformat()
+        return checked(model, at)
 
     async def ask(
         self, name: str, query: Values | None = None, body: Values | None = None, /, **path: str
@@ -230,7 +242,7 @@ def _hint(info: FieldInfo) -> str:
     types = _types(info.annotation)
     found = [info, *(one for one in types if isinstance(one, FieldInfo))]
     about = next((one.description for one in found if one.description), "")
-    return f"{about} 2030-01-31T12:00:00Z" if datetime in types else about
+    return f"{about} 2030-01-31T12:00:00Z, or from now: +2h, -30m" if datetime in types else about
 
 
 def _types(kind: Any) -> list[Any]:

@@ -274,10 +274,33 @@ def test_an_open_page_is_brought_up_to_date_and_ends_with_the_gateway(shared: Ga
         assert gateway.stop() == 0
 
 
+def test_a_time_may_be_told_from_now(shared: Gateway) -> None:
+    topic, browser = "test.from.now", Browser(shared)
+    shared.system.center.store.topics.create(Topic(topic, 6100, 1))
+    made = shared.system.center.submit(topic, biz_id=1, delay=5400)
+
+    def found(path: str) -> bool:
+        page = browser.get(path)
+        assert page.status == 200, page.text
+        return f"/console/tasks/{made}" in page.links()
+
+    search = f"/tasks?topic={topic}"
+    assert "2030-01-31T12:00:00Z, or from now: +2h, -30m" in browser.get(search).text
+    assert found(f"{search}&due_after=%2B1h&due_before=%2B2h")
+    assert found(f"{search}&due_after=-1d")
+    assert not found(f"{search}&due_after=%2B2h")
+    assert not found(f"{search}&due_before=%2B60m")
+    sent = browser.post("/do/reschedule-task", {"job_id": str(made), "action_time": "+3h"})
+    assert sent.status == 200, sent.text
+    assert found(f"{search}&due_after=%2B2h")
+
+
 @pytest.mark.usefixtures("filled")
 @pytest.mark.parametrize(
     ("path", "field", "value", "said"),
     [
+        ("/tasks?topic=test.sync", "due_after", "2h", "is not a time: write RFC 3339"),
+        ("/tasks?topic=test.sync", "due_after", "-999999d", "is not a time: write RFC 3339"),
         ("/tasks?topic=test.sync", "due_after", "2026-12-01T09:00:00", "has no time zone; append Z"),
         ("/dead?topic=test.sync", "due_before", "tomorrow", "is not a time: write RFC 3339"),
         ("/late?topic=test.sync", "after", "2026-12-01", "is not a time: write RFC 3339"),
