@@ -3,6 +3,7 @@
 import logging
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ from harness.secured import zookeeper_client, zookeeper_url
 from benchmarks.local import ZooKeeper
 from benchmarks.private import free_port
 from toc.coordination.assignment import Member
-from toc.coordination.operator import Operator
+from toc.coordination.operator import Move, Operator
 from toc.coordination.session import DIRECTORIES
 from toc.coordination.views import SlotState
 from toc.coordination.zookeeper import ZooKeeperCoordinator
@@ -141,6 +142,40 @@ def test_a_pinned_slot_goes_to_its_host_or_worker_and_stays_when_repinned(pair: 
         assert operator.unwant("pin", slot)
         assert not operator.unwant("pin", slot)
         assert list(operator.intents().pins.values()) == []
+
+
+def test_a_rebalance_names_its_moves_first_and_makes_exactly_those_once(
+    pair: Cluster, seen: Callable[[str], list[str]]
+) -> None:
+    """All slots of one topic were pinned to one host, and stay there once they are unpinned."""
+    requests = f"/toc/{pair.cluster}/rebalance"
+    pinned = [Slot("order.remind", number) for number in range(TOPICS["order.remind"])]
+
+    def owners(operator: Operator) -> dict[Slot, str | None]:
+        return {Slot(row.topic, row.number): row.owner for row in operator.slots()}
+
+    def at_rest(operator: Operator) -> bool:
+        return not seen(requests) and {row.state for row in operator.slots()} == {SlotState.OWNED}
+
+    with pair.operator() as operator:
+        for slot in pinned:
+            operator.want("pin", slot, target="h1", by="ann")
+        pair.until(lambda: pair.running["h1"].slots >= {*pinned} and at_rest(operator))
+        for slot in pinned:
+            operator.unwant("pin", slot)
+        before = owners(operator)
+        named = operator.rebalance(by="ann", dry_run=True)
+        assert Counter((topic, old, new) for topic, _, old, new in named) == {
+            ("order.remind", "h1-0", "h2-0"): 2,
+            ("order.close", "h2-0", "h1-0"): 2,
+        }
+        assert (seen(requests), owners(operator)) == ([], before)
+        assert operator.rebalance(by="ann") == named
+        pair.until(lambda: at_rest(operator))
+        after = owners(operator)
+        moved = [Move(*slot, old, after[slot]) for slot, old in before.items() if after[slot] != old]
+        assert sorted(moved) == sorted(named)
+        assert operator.rebalance(by="ann", dry_run=True) == []
 
 
 def test_intents_outlive_every_daemon(cluster: Cluster) -> None:

@@ -39,9 +39,9 @@ from toc.model.documents import instant
 from toc.model.due import OTHERS, Counted
 from toc.model.errors import StoreUnavailable
 from toc.model.lateness import Cause, Episode, LateStart, Span
-from toc.model.minute import MINUTE_MS, Minute, write
+from toc.model.minute import KEPT, MINUTE_MS, Minute, write
 from toc.model.task import NewTask, TaskStatus
-from toc.operate.due import show
+from toc.operate.due import BOUNDS, show
 from toc.operate.late import late
 from toc.operate.operation import Doing
 from toc.operate.tokens import TokenBook, create_token
@@ -355,7 +355,12 @@ def test_minutes_beyond_what_workers_have_started_stand_out(
     hours = StoredCount("hours", 632_000, Counted(now // 3_600_000, {}))
     table = Answers({0: [counts, hours]}, {})
     monkeypatch.setattr(center.store.due_counts, "kept", lambda _tables: table)
-    center.store.minutes.keep([MinuteRow(now // MINUTE_MS * MINUTE_MS, "h1.a", write(Minute({}, 700)))])
+    minute = now // MINUTE_MS * MINUTE_MS
+    lateness = [0] * (len(BOUNDS) + 1)
+    lateness[3], lateness[BOUNDS.index(5)] = 4, 1
+    starts = Minute({TOPIC: [5, 0, 0, 0, *lateness]}, 700)
+    did = {minute - 2 * MINUTE_MS: starts, minute: Minute({}, 700)}
+    center.store.minutes.keep([MinuteRow(at, "h1.a", write(one)) for at, one in did.items()])
 
     async def steps() -> None:
         async with serving(center, reads.secret) as console:
@@ -367,6 +372,14 @@ def test_minutes_beyond_what_workers_have_started_stand_out(
             assert ages == [(b"hour", b"44 s"), (b"day", far), (b"week", far)], "each has an age of its own"
             drawn = [values.count(b",") + 1 for values in re.findall(rb'data-values="([^"]*)"', html)]
             assert drawn == [60, 24, 168]
+            heat = r'data-start="(\d+)" data-bounds="([^"]*)" data-minutes="([^"]*)"'
+            ((began, bounds, rows),) = re.findall(heat, html.decode())
+            assert bounds == ",".join(map(str, BOUNDS))
+            counted = [[int(count) for count in row.split(",")] for row in rows.split(";")]
+            assert len(counted) == KEPT
+            at = {int(began) + 60 * n: row for n, row in enumerate(counted) if any(row)}
+            assert at == {minute // 1000 - 120: lateness}
+            assert b"5 starts, 1 of them more than 1 s late." in html
 
     asyncio.run(steps())
     found = show.perform(Doing(center, "ann", show.right), {})
