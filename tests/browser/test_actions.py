@@ -1,6 +1,7 @@
 """Each action of the console, made in a real browser by the keyboard alone, from the page that offers it."""
 
 import re
+from collections import Counter
 
 import pytest
 from harness.chromium import Visitor
@@ -39,7 +40,7 @@ STEPS: tuple[tuple[str, str, dict[str, str], str], ...] = (
     ("unweigh", HERE, HOST, "Drains, weights and pins\n\nNone."),
     ("pin", HERE, {"slot": f"{SYNC}_0", "target": "host-a"}, "pin\ttest.sync_0"),
     ("unpin", HERE, {"slot": f"{SYNC}_0"}, "Drains, weights and pins\n\nNone."),
-    ("rebalance", HERE, {}, "Rebalance"),
+    ("rebalance", HERE, {}, "This was done."),
     ("pause-schedule", NIGHTLY, {}, "Paused\nyes"),
     ("resume-schedule", HERE, {}, "Paused\nno"),
     ("trigger-schedule", HERE, {}, "nightly"),
@@ -64,13 +65,29 @@ def make(visitor: Visitor, name: str, typed: dict[str, str]) -> None:
             one.fill(value)
     send = page.locator("form.fields button")
     visitor.press(send)
-    if BY_ACT[name].previews and send.count():
+    if BY_ACT[name].previews:
         confirm = page.locator("form.fields [name=confirm]")
         if confirm.count():
             topic = re.search(r"name of the topic, ([\w.]+)\.", visitor.text)
             assert topic
             confirm.fill(topic[1])
         visitor.press(send)
+
+
+def gathered(gateway: Gateway, topic: str) -> dict[str, int]:
+    """How many slots of a topic each host's workers have that hold what they are assigned."""
+    slots = gateway.call("GET", f"/v1/slots?topic={topic}").body["slots"]
+    return Counter(one["owner"][: len("host-a")] for one in slots if one["state"] == "owned")
+
+
+def gather(gateway: Gateway, topic: str) -> None:
+    """Have one host own all slots of a topic, where balance leaves them."""
+    slots = [f"/v1/slots/{topic}_{number}" for number in range(8)]
+    for slot in slots:
+        assert gateway.call("POST", f"{slot}:pin", {"target": "host-a"}).status == 200
+    assert until(lambda: gathered(gateway, topic) == {"host-a": 8})
+    for slot in slots:
+        assert gateway.call("POST", f"{slot}:unpin").status == 200
 
 
 @pytest.mark.slow
@@ -96,10 +113,14 @@ def test_every_action_is_made_by_keyboard_in_a_browser(hosts: System, browser: B
         assert until(lambda: {one["host"] for one in gateway.call(*workers).body["workers"]} >= HOSTS)
         visitor = Visitor(browser, gateway)
         for name, path, typed, said in STEPS:
+            if name == "rebalance":
+                gather(gateway, SYNC)
             if path:
                 visitor.go(path.format(pending=pending, dead=dead[0]))
             make(visitor, name, typed)
             visitor.wait("(said) => document.body.innerText.includes(said)", said)
             print(name, visitor.page.url)
+            if name == "rebalance":
+                assert until(lambda: gathered(gateway, SYNC) == dict.fromkeys(HOSTS, 4))
         assert visitor.complaints == []
         visitor.close()
