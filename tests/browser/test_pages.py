@@ -17,8 +17,8 @@ from toc.console.pages.acts import ACTS
 from toc.model.topic import Delivery, Topic
 
 TEXT = (
-    "<script>hit=1</script><img src=x onerror=hit=1>\"'><a href=javascript:hit=1>&lt;{{7*7}}{% raw %}"
-    "\u202egnp\u2066\N{PILE OF POO}\u200d\ufe0f"
+    "<script>hit=1</script><img src=x onerror=hit=1><b hx-get=/console hx-trigger=load>"
+    "\"'><a href=javascript:hit=1>&lt;{{7*7}}{% raw %}\u202egnp\u2066\N{PILE OF POO}\u200d\ufe0f"
 )
 """What users may write where a text is free."""
 TURNS = re.compile("[\0\x1b\u202a-\u202e\u2066-\u2069]")
@@ -150,7 +150,7 @@ def check_harmless(visitor: Visitor) -> None:
     """Nothing that users wrote is more than text."""
     page = visitor.page
     assert page.evaluate("typeof hit") == "undefined"
-    alive = "body :is(script, img, iframe, object, embed, style, [onerror], [onload], [style])"
+    alive = "body :is(script, img, b, iframe, object, embed, style, [onerror], [onload], [style], [hx-get])"
     assert page.locator(f"{alive}:not(.picture *)").count() == 0
     links = page.eval_on_selector_all(
         "[href], [src], [action]",
@@ -158,6 +158,27 @@ def check_harmless(visitor: Visitor) -> None:
     )
     assert [one for one in links if not one.startswith(("/console", "/docs#", "#main"))] == []
     assert not TURNS.search(page.title() + page.inner_text("body"))
+
+
+INJECTED = """() => {
+  const one = document.createElement("b");
+  one.setAttribute("hx-get", "/console");
+  one.setAttribute("hx-trigger", "load");
+  document.querySelector("main").append(one);
+  htmx.process(one);
+}"""
+BLOCKED = "error: htmx: [hx-csp] blocked <b>: no hx-nonce attribute {elt: b, reason: missing-nonce}"
+
+
+def test_even_as_an_element_an_attribute_without_the_nonce_asks_for_nothing(visit: Visit) -> None:
+    reader = visit("read")
+    reader.go("")
+    reader.wait("window.updates > 0")
+    assert reader.complaints == []
+    reader.page.evaluate(INJECTED)
+    reader.wait("window.updates > 1")
+    assert reader.complaints == [BLOCKED]
+    assert reader.page.locator("[hx-nonce]").count() == 1, "an update brings none"
 
 
 def check_keyboard(visitor: Visitor) -> None:

@@ -57,7 +57,8 @@ def chromium() -> Iterator[Browser]:
 class Visitor:
     """Somebody with a browser, logged in by one of the gateway's tokens; None leaves a stranger.
 
-    ``complaints``: what the browser has said of the pages: errors of scripts, what the policy forbade.
+    ``complaints``: what the browser has said of the pages: errors of scripts, what the policy forbade; and
+    what scripts have asked for, streams apart.
     ``streams``: the requests that keep open pages up to date and have not ended.
     """
 
@@ -88,6 +89,8 @@ class Visitor:
     def _began(self, request: Request) -> None:
         if "/console/live?" in request.url:
             self.streams.append(request)
+        elif request.resource_type in ("fetch", "xhr"):
+            self.complaints.append(f"asked for {request.url}")
 
     def _ended(self, request: Request) -> None:
         if request in self.streams:
