@@ -96,6 +96,8 @@ class Plan:
     horizon: int = option(86_400, "seconds, of the topics: what is due later has no entry in Redis")
     redis_gb: float = option(2.0, "maxmemory of a Redis node (GB), of which 60 % bound the horizon")
     retention_days: float = option(3, "days for which processed rows stay; a burst is taken for hourly")
+    cancelled: float = option(0, "tasks submitted a second that are cancelled before they come due")
+    dead: float = option(0, "dead tasks, whose rows stay")
     characters: int = option(100, "length of attribute")
     seconds: float = option(120, "seconds that are simulated")
     lose_host_every: float = option(60, "seconds; 0: no host is lost. The first after half; back after 20 s")
@@ -348,8 +350,8 @@ def load(plan: Plan, costs: Costs) -> dict[str, float]:
     database = (rounds * costs.database_round + further * costs.database_task) / 1e6
     redis = (rounds * costs.redis_round + further * costs.redis_task) / 1e6
     if not plan.shared:  # where toc is compared, all tasks were submitted before
-        database += plan.fires * costs.database_submit / 1e6
-        redis += plan.fires * costs.redis_submit / 1e6
+        database += (plan.fires + plan.cancelled) * costs.database_submit / 1e6
+        redis += (plan.fires + plan.cancelled) * costs.redis_submit / 1e6
     if plan.shared:
         return {"all on one machine": (worker + database + redis) / plan.shared}
     return {
@@ -387,7 +389,7 @@ def simulate(plan: Plan, costs: Costs) -> dict[str, Any]:
     indexed = partial(pending, due_spans(plan), 0)
     fits = plan.redis * DEFAULT_BUDGET.on(int(plan.redis_gb * 1e9)) / costs.redis_bytes
     horizon = reach(indexed, fits, plan.horizon)
-    rows = plan.pending + plan.fires_a_day * plan.retention_days
+    rows = plan.pending + plan.dead + (plan.fires_a_day + 86_400 * plan.cancelled) * plan.retention_days
     row_bytes = costs.row_bytes + costs.character_bytes * plan.characters
     writes = 2 * simulation.moved / plan.seconds
     limits = load(plan, costs)
@@ -440,7 +442,7 @@ def table(result: dict[str, Any]) -> list[str]:
         f"and {plan['topics']} topics of {plan['slots']} slots; kept for {plan['retention_days']:g} days",
         "late: " + ", ".join(f"{name} {value:,.1f} ms" for name, value in result["lateness_ms"].items()),
         f"Redis: {result['redis_gb_per_node']:,.1f} GB a node, {result['horizon_seconds']:,} s ahead",
-        f"MySQL: {result['disk_gb_per_server']:,.0f} GB a server",
+        f"MySQL: {result['disk_gb_per_server']:,.0f} GB a server, without its binary log",
         f"MySQL: {result['connections_per_server']:,} connections a server",
         f"MySQL: {result['connections_of_first_server']:,} connections of the first server",
         f"hosts: {result['memory_gb_per_host']:.1f} GB before the application",

@@ -55,3 +55,18 @@ def test_a_burst_takes_memory_of_redis_and_shortens_the_horizon_once_that_is_ful
     wide, burst = (simulate(replace(quiet, redis_gb=100, burst=n, horizon=3000), Costs()) for n in (0, 1e6))
     more = 1e9 * (burst["redis_gb_per_node"] - wide["redis_gb_per_node"])
     assert more == pytest.approx(1e6 * Costs.redis_bytes, rel=0.01)
+
+
+def test_disk_is_what_the_page_reckons() -> None:
+    """The numbers of docs/scale.md: its table's, its example's on 8 servers, and that for 7 days."""
+    small = Plan(hosts=1, slots=32, topics=1, tables=32, lose_host_every=0, seconds=1)
+
+    def terabytes(**plan: float) -> float:
+        return round(float(simulate(replace(small, **plan), Costs())["disk_gb_per_server"]) / 1000, 2)  # type: ignore[arg-type]
+
+    assert terabytes(fires=2000, pending=1e7, servers=1) == 0.2
+    assert terabytes() == 0.49
+    assert terabytes(servers=8) == 0.24
+    assert terabytes(servers=8, retention_days=7) == terabytes(servers=8, characters=500) == 0.56
+    assert terabytes(dead=1e8) == terabytes(pending=2e8) == 0.5
+    assert terabytes(cancelled=20_000) == terabytes(fires=40_000) == 0.97
