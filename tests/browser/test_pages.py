@@ -178,7 +178,6 @@ def test_even_as_an_element_an_attribute_without_the_nonce_asks_for_nothing(visi
     reader.page.evaluate(INJECTED)
     reader.wait("window.updates > 1")
     assert reader.complaints == [BLOCKED]
-    assert reader.page.locator("[hx-nonce]").count() == 1, "an update brings none"
 
 
 def check_keyboard(visitor: Visitor) -> None:
