@@ -137,6 +137,9 @@ def http_processes(
         raise InvalidInput("give both --tls-cert and --tls-key, or neither")
     if tls_cert is not None and tls_key is not None:  # else its processes would end, one after the other
         try:
+            for file in (tls_cert, tls_key):
+                if not file.is_file():  # such as a pipe, which can be read once
+                    raise FileNotFoundError(f"{file} is no file")
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(tls_cert, tls_key, lambda: "")
         except OSError as exc:
             both = f"--tls-cert {shown(str(tls_cert))}, --tls-key {shown(str(tls_key))}"

@@ -25,7 +25,8 @@ class Session:
     token: Token
     csrf: str
     """What its forms carry. The lengths of compressed pages could give it away (BREACH), but another site
-    could do nothing with it: it sends no form with this login's cookie, which is SameSite=Strict."""
+    could do nothing with it: its forms come without this login's cookie (SameSite=Strict), those of another
+    port or sibling of this host are refused by their Origin."""
 
 
 class Sessions:

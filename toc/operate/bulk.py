@@ -82,8 +82,7 @@ def _makes(kind: BulkKind, about: str, *more: Param) -> Operation:
             return {"would_change": doing.center.store.selections.count(wanted)}
         details = {"selected": _texts(values)} | {k: v for k, v in _texts(when).items() if v is not None}
         job = BulkJob(secrets.token_hex(6), kind, topic or EVERYTHING, details, doing.by, rate, 0)
-        make_job(doing.center, job, wanted, seen=tasks or 0)
-        return bulk_record(doing.center.store.bulk.get(job.name))
+        return bulk_record(make_job(doing.center, job, wanted, seen=tasks or 0))
 
     make.__doc__, make.__name__ = about, str(kind)
     dead, came = ("dead ", "Died") if kind.status == "dead" else ("", "Due")
@@ -124,10 +123,12 @@ def typed(one: Operation) -> Operation:
             return {f"would_{kind}": tasks}
         if not tasks:
             return {_DONE[kind]: 0}
-        topic = which.get("topic")
-        doing.confirm(f"{kind} {tasks} {kind.status} tasks" + (f" of {topic}" if topic else ""))
-        seen = {"dry_run": False, "tasks": tasks, "confirm": str(topic or which.get("biz_id"))}
-        job = doing.center.store.bulk.get(one.perform(doing, which | seen)["name"])
+        topic, biz_id = which.get("topic"), which.get("biz_id")
+        doing.confirm(f"{kind} {tasks} {kind.status} tasks of {topic or f'{biz_id}, of all topics'}")
+        seen = {"dry_run": False, "tasks": tasks, "confirm": str(topic or biz_id)}
+        made = one.perform(doing, which | seen)
+        # Nothing is asked between: an end by Ctrl-C there would leave the job to gateways.
+        job = BulkJob(made["name"], kind, topic or EVERYTHING, {}, doing.by, MAX_RATE, made["tasks"])
         counts = {_DONE[kind]: 0, **work_off(doing.center, job, doing.progress)}
         if kind is BulkKind.REDRIVE:
             counts.pop("unknown", None)  # gone since they were chosen

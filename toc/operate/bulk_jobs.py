@@ -142,11 +142,10 @@ def make_job(center: TimeoutCenter, job: BulkJob, wanted: Selection, *, seen: in
     change = _change(store, job)
     change.intend(**told)
     try:
-        store.bulk.add(made, job_ids)
+        return store.bulk.add(made, job_ids)
     except BaseException as exc:
         change.conclude({"outcome": audit.FAILED, "error": redact(str(exc))[: audit.MAX_ERROR]}, {})
         raise
-    return made
 
 
 def stop_job(center: TimeoutCenter, name: str) -> BulkJob:

@@ -5,7 +5,7 @@ import os
 import sys
 
 from toc.index.preflight import require_fit
-from toc.model.errors import AppNotFound, ConfigError, TopicDrift, UnknownTopic, shown
+from toc.model.errors import AppNotFound, ConfigError, TopicDrift, UnknownTopic
 from toc.model.raised import raised, where
 from toc.model.topic import Delivery, drift
 from toc.observe.log import get_logger
@@ -29,7 +29,7 @@ def load_app(path: str) -> TimeoutCenter:
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute or "/" in module_name or module_name.endswith(".py"):
         like = module_name.removesuffix(".py").replace("/", ".").strip(".") or "package.module"
-        do = shown(f"write it as {like}:{attribute or 'center'}")[1:-1]
+        do = f"write it as {like}:{attribute or 'center'}".encode("unicode_escape").decode()
         raise AppNotFound(f"--app {path!r} must look like package.module:center: {do}")
     if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - sys.path holds str
         sys.path.insert(0, here)

@@ -8,6 +8,7 @@ writes nothing over the work of the one that took over.
 import json
 import struct
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from sqlalchemy import Select, and_, delete, exists, insert, or_, select, update
@@ -50,8 +51,8 @@ class BulkTable(RecordTable):
         super().__init__(shards, clock)
         self._parts = shards.first["timeout_bulk_part"]
 
-    def add(self, job: BulkJob, job_ids: Sequence[int]) -> None:
-        """Add a job with its tasks. It begins once all is written."""
+    def add(self, job: BulkJob, job_ids: Sequence[int]) -> BulkJob:
+        """Add a job with its tasks, and return it as written. It begins once all is."""
         now = self._clock.now_ms()
         rows = [
             insert(self._parts).values(
@@ -74,6 +75,7 @@ class BulkTable(RecordTable):
         except (Duplicate, Lost):
             if not self._rows(select(self._column.name).where(self._column.name == job.name)):
                 raise
+        return replace(job, created=now)
 
     def list(self, limit: int) -> list[BulkJob]:
         """Return the latest jobs, the newest first."""
