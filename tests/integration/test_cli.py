@@ -291,7 +291,7 @@ def test_pending_tasks_are_counted_and_nothing_is_done_unasked_or_to_none(
     due = known(center.get(pending)).action_time
     for which in (["--topic", topic], ["--topic", topic, "--biz-id", 1], ["--biz-id", 1]):
         assert toc.json("bulk", kind, *which, *more, "--dry-run") == {f"would_{kind}": 1}
-        what = f"{kind} 1 pending tasks" + f" of {topic}" * (topic in which)
+        what = f"{kind} 1 pending tasks of {topic if topic in which else '1, of all topics'}"
         assert f"error: {what}: add --yes to confirm\n" == toc.refused("bulk", kind, *which, *more)
     assert toc.json("bulk", kind, "--biz-id", 2, *more) == {done: 0}, "there is nothing to ask about"
     past = ["--action-time", "2020-01-01T00:00:00Z", "--dry-run"]

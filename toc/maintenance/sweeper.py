@@ -109,8 +109,6 @@ class Pass(NamedTuple):
 # becomes due during a step is late by the time of that step. When the steps took a twentieth of the time,
 # they doubled the lateness of the slowest percent.
 SOON = Pass(-JUST_DUE_MS, AHEAD_MS, 1.0, 3, slice_rows=SOON_ROWS, stretches=True)
-MAY_BE_OVER = " AND (pull_nonce IS NOT NULL OR expires_at IS NOT NULL)"
-"""Rows that a pass may end without an index; a backlog of others would hold it up."""
 OVERDUE = Pass(None, -JUST_DUE_MS, 5.0, 9, slices=4, spread=False)
 DEAD = Pass(None, DEAD_MS, 60.0, 99, CRAWL_ROWS, CRAWL_ROWS, MAX_SLICES, status=TaskStatus.DEAD)
 EDGE = Pass(0, None, 10.0, 99, CRAWL_ROWS, CRAWL_ROWS)
@@ -305,7 +303,7 @@ class Sweeper:
         self._tables: frozenset[int] = frozenset()
         now = self._clock.monotonic()
         self._soon = Round(SOON, sweep, now)
-        self._overdue = Round(OVERDUE, sweep, now, where="" if sweep.indexed else MAY_BE_OVER)
+        self._overdue = Round(OVERDUE, sweep, now)
         self._edge = Edge(sweep, now)
         self._slow = [self._edge, Round(DEAD, sweep, now), Round(FULL, sweep, now)]
         self._refill = deque[Round]()

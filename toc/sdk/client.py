@@ -222,7 +222,7 @@ class TimeoutCenter(Parts, Registry[int]):
         path of that target, such as "/paid". A task whose target is deleted later waits for it.
 
         Raises an InvalidInput before anything is written, StoreUnavailable when nothing was stored, and
-        SubmitUnknown when the task may or may not be stored.
+        SubmitUnknown when the task may or may not be stored. After either, roll a ``session`` back.
         """
         task = NewTask(
             topic, biz_id, delay, action_time, attribute, dedup_key, slot_basis, tries, expires_at, body,

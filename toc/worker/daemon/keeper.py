@@ -183,7 +183,8 @@ class Keeper(ABC, Generic[C]):
                     leaving = sum(one.leaving for one in self._children.values() if one.index == child.index)
                     # They run handlers as long as these want: what has each worker replaced must not add up.
                     # Each beyond two that still leaves doubles the wait; of a few, most are gone in a moment.
-                    self._start_in(child.index, 2.0 ** max(leaving - 2, 0) - 1)
+                    more = max(leaving - 2, 0)
+                    self._start_in(child.index, min(2.0**more - 1, RESTART_CAP_SECONDS * more))
         elif kind == "left":
             child.left = True
         if not (child.member or child.leaving) and self._consumes(child) and self._stop_at is None:
