@@ -165,7 +165,7 @@ def test_the_backlog_of_one_topic_lets_others_have_their_turn(
     with beside_a_backlog(alone, others, 40) as (worker, become_due):
         worker.worker.rows.run_once(0)
         assert {entry.slot for entry in worker.inflight.snapshot()} == {SLOT}
-        job_ids = become_due(*(NewTask(name, 1, 0.01) for name in others))
+        job_ids = become_due(*(NewTask(name, 1, 0.5) for name in others))
         worker.worker.rows.look_now()
         take(worker, 2)
         assert all(worker.inflight.get(job_id) for job_id in job_ids)
@@ -180,7 +180,7 @@ def test_the_backlog_of_one_topic_lets_the_tables_be_read_to_the_last(
         monkeypatch.setattr(by_rows, name, few)
     with beside_a_backlog(alone, ("test.async",), 100 * tables) as (worker, become_due):
         take(worker, 2 * tables)  # what it has read of all tables while it knew nothing
-        job_ids = become_due(*(NewTask("test.async", n, 0.01) for n in range(8 * tables)))
+        job_ids = become_due(*(NewTask("test.async", n, 1.0) for n in range(8 * tables)))
         assert {table_of_job(job_id, tables) for job_id in job_ids} == set(range(tables))
         worker.worker.rows.look_now()
         take(worker, 4 * tables)
@@ -202,7 +202,7 @@ def beside_a_backlog(
         assert until(lambda: clock.now_ms() > due, PATIENCE)
         return job_ids
 
-    become_due(*(NewTask(TOPIC, n, 0.01) for n in range(count)))
+    become_due(*(NewTask(TOPIC, n, 2.0) for n in range(count)))
     with TimeoutCenter(alone.settings, clock=clock) as center:
         for name in (TOPIC, *others):
             center.handler(name)(print)
