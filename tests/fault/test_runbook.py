@@ -131,12 +131,11 @@ def test_every_recipe_works_as_it_is_written(cluster: OperatedCluster) -> None:
             cluster.wait(lambda: cluster.most_overdue() < 1000, "nothing is late any more")
 
         members = ("zookeeper1", "zookeeper2", "zookeeper3")
-        with _recipe(new, "When a ZooKeeper is lost") as (doctor,):
-            with system.recorder.fault("zk_down"):
-                cluster.local.servers[members[0]].kill()
-                assert re.search(r"zookeeper .* it serves", run(doctor, codes=(0, 1)))
-                assert cluster.even()
-                cluster.local.servers[members[0]].start()
+        with _recipe(new, "When a ZooKeeper is lost") as (doctor,), system.recorder.fault("zk_down"):
+            cluster.local.servers[members[0]].kill()
+            assert re.search(r"zookeeper .* it serves", run(doctor, codes=(0, 1)))
+            assert cluster.even()
+            cluster.local.servers[members[0]].start()
 
         with _recipe(new, "When all ZooKeepers are lost") as (workers,):
             with system.recorder.fault("zk_down"):
