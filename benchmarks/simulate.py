@@ -463,13 +463,13 @@ def measured() -> Costs:
     """Return costs as toc has them on this machine: at 200 tasks a second, and of 50,000 at once."""
     from benchmarks.catalog import ENTRIES
     from benchmarks.system import System
-    from benchmarks.workloads import HOUR, Sizes, burst, lateness
+    from benchmarks.workloads import HOUR, Sizes, lateness
 
     toc = next(entry for entry in ENTRIES if entry.name == "toc")
     with System(toc) as system:
         system.start(2)
         slow = lateness(system, Sizes(lateness_seconds=10), 200)
-        fast = burst(system, Sizes(), 50_000)
+        fast = _burst(system)
         if why := slow.get("left_out") or fast.get("left_out"):
             sys.exit(f"this machine is too busy to measure: {why}")
         costs: dict[str, float] = {"p50_ms": slow["p50"], "p99_ms": slow["p99"]}
@@ -490,7 +490,7 @@ def compare(costs: Costs) -> int:
     """Run toc and the simulation at the same sizes, and print both."""
     from benchmarks.catalog import ENTRIES
     from benchmarks.system import System
-    from benchmarks.workloads import HOUR, Sizes, burst, lateness
+    from benchmarks.workloads import HOUR, Sizes, lateness
 
     toc = next(entry for entry in ENTRIES if entry.name == "toc")
     print(json.dumps(asdict(costs)))
@@ -516,9 +516,10 @@ def compare(costs: Costs) -> int:
             for name in ("p50", "p99"):
                 say(f"{rate:,}/s, {name}, ms", real[name], found["lateness_ms"][name], 2)
         with _most_connections(system) as most:
-            real = burst(system, Sizes(), 50_000)
+            real = _burst(system)
         each = (costs.worker_task + costs.database_task + costs.redis_task) / 1e6
-        say("50,000 at once, tasks/s", real["rate"], 2 / each)
+        # The costs are those of tasks to their end; the last one starts before the others have ended.
+        say("50,000 at once, ended/s", real["tasks"] / real["last_finish"], 2 / each)
         say("  most connections of MySQL", most[0], found["connections_per_server"])
         found = simulate(replace(here, fires=1000), costs)
         of_processes = processes.proportional(system.worker_pids()) / 1e6
@@ -532,6 +533,15 @@ def compare(costs: Costs) -> int:
             f"FAILED more than a fifth, or lateness a factor of 2, apart: {', '.join(apart)}", file=sys.stderr
         )
     return 1 if apart else 0
+
+
+def _burst(system: System) -> dict[str, Any]:
+    """The median of three runs of 50,000 at once."""
+    from benchmarks.workloads import Sizes, burst
+
+    runs = [burst(system, Sizes(), 50_000) for _ in range(3)]
+    left_out = [run for run in runs if run.get("left_out")]
+    return left_out[0] if left_out else sorted(runs, key=lambda run: float(run["rate"]))[1]
 
 
 @contextmanager
