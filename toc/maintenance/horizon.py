@@ -46,6 +46,7 @@ class HorizonKeeper:
         self._clock = clock
         self._budget = budget
         self._every = LOOK_SECONDS
+        self._looks = False
         self._spans: list[Span] = []
         self._counted = -inf
         self._complains = RateLimit(clock)
@@ -53,7 +54,9 @@ class HorizonKeeper:
     def run_once(self) -> float:
         """Look, if nobody else does. Returns the seconds until the next time."""
         try:
-            if not self._store.identity.may_look(round(self._every * 900)):
+            # Whoever looked last goes on: it has the connections to all servers, of which counts are read.
+            self._looks = self._store.identity.may_look(round(self._every * (900 if self._looks else 2500)))
+            if not self._looks:
                 return OTHERS_SECONDS * random.uniform(0.5, 1.5)  # noqa: S311 - spreads, guards nothing
             self.look()
         except TocError as exc:
